@@ -1,0 +1,27 @@
+"""Limits and switches of one engine; plain data, checked where it is read from a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Precision = Literal["fast", "fp8", "exact"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything LLMEngine needs beside the checkpoint. Sizes in tokens unless the name says otherwise."""
+
+    precision: Precision = "fast"
+    max_batch_size: int = 32  # sequences in one step
+    max_num_tokens: int = 2048  # tokens in one step, prefill and decode together
+    max_seq_len: int = 2048  # prompt + output
+    max_input_len: int = 2047
+    max_beam_width: int = 4
+    max_queue_size: int = 256  # requests waiting for their first step; 0 = no bound
+    kv_cache_tokens: int = 32768  # max_tokens_in_paged_kv_cache
+    tokens_per_block: int = 32  # fixed by OpenVINO's CPU paged attention
+    enable_kv_cache_reuse: bool = True
+    enable_chunked_context: bool = True
+    batching_strategy: Literal["inflight_fused_batching", "V1"] = "inflight_fused_batching"
+    num_threads: int = 0  # 0: OpenVINO decides

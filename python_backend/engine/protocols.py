@@ -1,0 +1,33 @@
+"""What the engine asks of the outside: small protocols, so that it needs no tokenizer, grammar or adapter code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class TextStop(Protocol):
+    """Finds stop strings in the text of one sequence as it grows."""
+
+    def push(self, token_id: int) -> int | None:
+        """Take one generated token.
+
+        Returns:
+            None while no stop string is complete; else how many characters of the text so far
+            lie behind the place where the text has to end.
+        """
+
+    def held_tokens(self) -> int:
+        """How many of the last tokens must not be shown yet, since they may belong to a stop string."""
+
+
+class TokenMask(Protocol):
+    """Says which tokens may come next (constrained decoding)."""
+
+    def fill(self, bitmask: np.ndarray) -> None:
+        """Write the allowed tokens, one bit each, into int32 [ceil(vocab / 32)]."""
+
+    def accept(self, token_id: int) -> None:
+        """Take the token that was chosen."""
