@@ -1,0 +1,98 @@
+"""Tensors of a checkpoint in Hugging Face naming, plain or FP8 in ModelOpt's unified layout."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import ml_dtypes
+import numpy as np
+from safetensors import safe_open
+
+from python_backend.errors import BuildError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
+BF16 = np.dtype(ml_dtypes.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One matrix [out, in]; `scale` [out, 1] multiplies `values` when those are FP8."""
+
+    values: np.ndarray
+    scale: np.ndarray | None = None
+    input_scale: float | None = None  # FP8 step of the activations, amax / 448
+
+    @classmethod
+    def stack(cls, parts: list[Weight]) -> Weight:
+        """Several matrices of the same input as one, [sum of out, in]."""
+        if len(parts) == 1:
+            return parts[0]
+        if any(p.is_fp8 != parts[0].is_fp8 for p in parts):
+            return cls(np.concatenate([p.float32() for p in parts]))
+        scales = [p.scale for p in parts if p.scale is not None]
+        steps = [p.input_scale for p in parts if p.input_scale is not None]
+        return cls(
+            np.concatenate([p.values for p in parts]),
+            np.concatenate(scales) if scales else None,
+            max(steps) if steps else None,
+        )
+
+    @property
+    def is_fp8(self) -> bool:
+        return self.values.dtype == FP8
+
+    def float32(self) -> np.ndarray:
+        """The matrix as it is meant, float32 [out, in]."""
+        values = self.values.astype(np.float32)
+        return values if self.scale is None else values * self.scale
+
+
+class Weights:
+    """Opens every safetensors file of a checkpoint directory and hands tensors out by name."""
+
+    def __init__(self, checkpoint_dir: Path) -> None:
+        files = sorted(checkpoint_dir.glob("*.safetensors"))
+        if not files:
+            raise BuildError(f"{checkpoint_dir}: no *.safetensors file; build the checkpoint first.")
+        self._dir = checkpoint_dir
+        self._files = [safe_open(str(f), "np") for f in files]
+        self._where = {name: f for f in self._files for name in f.keys()}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._where
+
+    def array(self, name: str) -> np.ndarray:
+        """The stored array under its full name."""
+        if name not in self._where:
+            raise BuildError(f"{self._dir}: tensor {name} is missing.")
+        return np.asarray(self._where[name].get_tensor(name))
+
+    def vector(self, name: str) -> np.ndarray:
+        """A norm's weight or a bias, float32."""
+        return self.array(name).astype(np.float32)
+
+    def linear(self, name: str) -> Weight:
+        """The matrix `<name>.weight` with its FP8 scales where it has them."""
+        values = self.array(f"{name}.weight")
+        if values.dtype != FP8:
+            return Weight(values)
+        scale = self.array(f"{name}.weight_scale").astype(np.float32).reshape(-1, 1)
+        if scale.size not in (1, len(values)):
+            raise BuildError(f"{self._dir}: {name}.weight_scale has {scale.size} values; allowed: 1 or {len(values)}.")
+        scale = np.broadcast_to(scale, (len(values), 1))
+        key = f"{name}.input_scale"
+        input_scale = float(self.array(key).reshape(-1)[0]) if key in self else None
+        return Weight(values, scale, input_scale)
+
+
+def quantized_kv(checkpoint_dir: Path) -> str | None:
+    """The checkpoint's kv_cache_quant_algo, None when it is not quantized."""
+    path = checkpoint_dir / "hf_quant_config.json"
+    if not path.exists():
+        return None
+    return json.loads(path.read_text())["quantization"].get("kv_cache_quant_algo")
