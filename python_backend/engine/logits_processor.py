@@ -53,6 +53,11 @@ class LogitsProcessor:
         """Whether the most probable token stays the most probable one, whatever came before."""
         return self.keeps_order and self._bans is None
 
+    @property
+    def neutral(self) -> bool:
+        """Whether logits come out as they went in, but for a mask."""
+        return self.idle and self._inverse_temperature == 1
+
     def copy(self) -> LogitsProcessor:
         """An independent twin, for a beam that forks."""
         twin = object.__new__(LogitsProcessor)

@@ -23,12 +23,13 @@ from python_backend.engine.candidates import (
 from python_backend.engine.log_probs import log_sum_exp, top_log_probs
 from python_backend.engine.logits_processor import LogitsProcessor
 from python_backend.engine.random_stream import RandomStream
-from python_backend.errors import EngineFailure, RequestError
+from python_backend.engine.sampling_errors import all_banned, not_finite
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from python_backend.engine.sequence import Sequence
+    from python_backend.errors import RequestError
     from python_backend.request import GenerationRequest, SamplingParams
 
 
@@ -129,14 +130,14 @@ class Sampler:
         finite = np.isfinite(best)
         if finite.all():
             return list(token_ids.tolist())
-        return [int(t) if ok else _not_finite() for t, ok in zip(token_ids, finite, strict=True)]
+        return [int(t) if ok else not_finite() for t, ok in zip(token_ids, finite, strict=True)]
 
     def _sample_row(
         self, row: NDArray[np.float32], sequence: Sequence, state: SamplerState, bitmask: NDArray[np.int32] | None
     ) -> int | RequestError:
         best = int(row.argmax())  # NaN and +inf win, so this one value tells whether the row is sound
         if not np.isfinite(row[best]):
-            return _not_finite()
+            return not_finite()
         chosen = self._choose(row, best, sequence, state, bitmask)
         if isinstance(chosen, int) and state.wants_log_probs:
             self._record(row, row[best], chosen, sequence)
@@ -157,7 +158,7 @@ class Sampler:
         best = int(self._logits.argmax())
         maximum = self._logits[best]
         if not np.isfinite(maximum):
-            return _all_banned(sequence)
+            return all_banned(sequence.num_output_tokens)
         return best if state.greedy else self._draw(maximum, sequence, state)
 
     def _draw(self, maximum: np.float32, sequence: Sequence, state: SamplerState) -> int:
@@ -188,17 +189,3 @@ class Sampler:
         sequence.log_probs.append(log_prob)
         if request.top_logprobs is not None:
             sequence.top_log_probs.append(top_log_probs(raw, normalizer, min(request.top_logprobs, self.vocab_size)))
-
-
-def _not_finite() -> EngineFailure:
-    return EngineFailure(
-        "The model's logits hold NaN or infinity; allowed: finite numbers. "
-        "Check the checkpoint, or serve it with precision exact."
-    )
-
-
-def _all_banned(sequence: Sequence) -> EngineFailure:
-    return EngineFailure(
-        f"Every token is forbidden at output position {sequence.num_output_tokens}; at least one must be allowed. "
-        "Relax bad_words, no_repeat_ngram_size, embedding_bias or the guide."
-    )
