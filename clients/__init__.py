@@ -1,0 +1,44 @@
+"""Clients for the text models of a Triton server: gRPC and HTTP, blocking and asyncio. They know only the wire."""
+
+from __future__ import annotations
+
+from clients.errors import (
+    Cancelled,
+    ClientError,
+    DeadlineExceeded,
+    QueueFull,
+    RequestRefused,
+    ServerFailure,
+    ServerUnavailable,
+    StreamBroken,
+)
+from clients.grpc_aio import AsyncGrpcClient, AsyncStream
+from clients.grpc_client import GrpcClient, Stream
+from clients.http_aio import AsyncHttpClient, AsyncHttpStream
+from clients.http_client import HttpClient, HttpStream
+from clients.types import Chunk, GenerateRequest, LogProb, Result, SequenceResult, Usage
+
+__all__ = [
+    "AsyncGrpcClient",
+    "AsyncHttpClient",
+    "AsyncHttpStream",
+    "AsyncStream",
+    "Cancelled",
+    "Chunk",
+    "ClientError",
+    "DeadlineExceeded",
+    "GenerateRequest",
+    "GrpcClient",
+    "HttpClient",
+    "HttpStream",
+    "LogProb",
+    "QueueFull",
+    "RequestRefused",
+    "Result",
+    "SequenceResult",
+    "ServerFailure",
+    "ServerUnavailable",
+    "Stream",
+    "StreamBroken",
+    "Usage",
+]

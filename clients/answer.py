@@ -1,0 +1,180 @@
+"""Gathers the chunks of one answer and judges its end; the same for every transport, sync and async.
+
+Knows nothing of gRPC or HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from clients.errors import Cancelled, ServerFailure, StreamBroken, out_of_time
+from clients.types import Chunk, GenerateRequest, LogProb, Result, SequenceResult, Usage
+
+_IN_CHUNK = frozenset(
+    {
+        "text_output",
+        "finish_reason",
+        "logprobs",
+        "warnings",
+        "sequence_index",
+        "num_input_tokens",
+        "num_output_tokens",
+    }
+)
+
+
+class _Sequence:
+    """One answer as it grows."""
+
+    def __init__(self) -> None:
+        self.parts: list[str] = []
+        self.logprobs: list[LogProb] = []
+        self.finish_reason: str | None = None
+
+
+class Answer:
+    """All that has arrived for one request."""
+
+    def __init__(
+        self, request: GenerateRequest, request_id: str, timeout: float | None
+    ) -> None:
+        self.request_id = request_id
+        self.timeout = timeout
+        self.cancelled = False  # by this client
+        self._repeats = (
+            request.beam_width or 1
+        ) > 1  # with beams each chunk holds the text from the start
+        self._expected = request.num_sequences
+        self._sequences: dict[int, _Sequence] = {}
+        self._warnings: list[str] = []
+        self._outputs: dict[str, Any] = {}
+        self._num_input_tokens: int | None = None
+        self._num_output_tokens: int | None = None
+
+    def add(self, outputs: Mapping[str, Any]) -> Chunk | None:
+        """Take the output tensors of one response; None when it held no news.
+
+        Raises:
+            StreamBroken: the tensors are not those of an answer.
+        """
+        if not outputs:
+            return None
+        try:
+            chunk = _chunk(outputs)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise StreamBroken(
+                f"The server sent something that is no answer ({error!r}).", self.text
+            ) from None
+        self._keep(chunk)
+        return chunk
+
+    def _keep(self, chunk: Chunk) -> None:
+        for beam, text in enumerate(chunk.texts):
+            sequence = self._sequences.setdefault(
+                chunk.sequence_index + beam, _Sequence()
+            )
+            if self._repeats:
+                sequence.parts.clear()
+                sequence.logprobs.clear()
+            sequence.parts.append(text)
+            if beam < len(chunk.finish_reasons):
+                sequence.finish_reason = chunk.finish_reasons[beam]
+            if beam < len(chunk.logprobs):
+                sequence.logprobs.extend(chunk.logprobs[beam])
+        self._warnings += [
+            warning for warning in chunk.warnings if warning not in self._warnings
+        ]
+        self._outputs.update(
+            (name, value)
+            for name, value in chunk.outputs.items()
+            if name not in _IN_CHUNK
+        )
+        if chunk.num_input_tokens is not None:
+            self._num_input_tokens = chunk.num_input_tokens
+        if chunk.num_output_tokens is not None:
+            before = 0 if self._repeats else self._num_output_tokens or 0
+            self._num_output_tokens = before + chunk.num_output_tokens
+
+    @property
+    def text(self) -> str:
+        """The first sequence's text so far."""
+        first = self._sequences.get(0)
+        return "".join(first.parts) if first else ""
+
+    @property
+    def has_every_finish_reason(self) -> bool:
+        """Whether each sequence asked for has said why it ended."""
+        reasons = [sequence.finish_reason for sequence in self._sequences.values()]
+        return len(reasons) >= self._expected and all(reasons)
+
+    def finish(self, *, complete: bool) -> None:
+        """Judge the end of the answer; `complete` is whether the transport saw its last response.
+
+        Raises:
+            StreamBroken: the answer ended early.
+            DeadlineExceeded: the server ended it because the client's timeout ran out.
+            Cancelled: somebody else's stop request ended it.
+            ServerFailure: the server says that it ended by an error.
+        """
+        if self.cancelled:
+            return
+        if not complete:
+            raise StreamBroken(
+                "The answer ended early: its last response never came.", self.text
+            )
+        reasons = {sequence.finish_reason for sequence in self._sequences.values()}
+        if "timeout" in reasons and self.timeout is not None:
+            raise out_of_time(self.timeout, self.text)
+        if "cancelled" in reasons:
+            raise Cancelled(
+                f"Request {self.request_id} was cancelled by a stop request.", self.text
+            )
+        if "error" in reasons:
+            raise ServerFailure(
+                "The server ended the answer because of an error; its log says which.",
+                self.text,
+            )
+
+    def result(self) -> Result:
+        """All that has arrived so far, as one result."""
+        sequences = tuple(
+            SequenceResult(
+                "".join(found.parts), found.finish_reason, tuple(found.logprobs)
+            )
+            for _, found in sorted(self._sequences.items())
+        )
+        return Result(
+            request_id=self.request_id,
+            sequences=sequences
+            or (SequenceResult("", "cancelled" if self.cancelled else None),),
+            usage=Usage(self._num_input_tokens, self._num_output_tokens),
+            warnings=tuple(self._warnings),
+            outputs=dict(self._outputs),
+        )
+
+
+def _chunk(outputs: Mapping[str, Any]) -> Chunk:
+    texts = tuple(outputs["text_output"])
+    reasons = tuple(outputs.get("finish_reason", ()))
+    return Chunk(
+        text=texts[0],
+        texts=texts,
+        sequence_index=_integer(outputs, "sequence_index") or 0,
+        finish_reason=reasons[0] if reasons else None,
+        finish_reasons=reasons,
+        logprobs=tuple(
+            tuple(LogProb.parse(e) for e in json.loads(text))
+            for text in outputs.get("logprobs", ())
+        ),
+        warnings=tuple(outputs.get("warnings", ())),
+        num_input_tokens=_integer(outputs, "num_input_tokens"),
+        num_output_tokens=_integer(outputs, "num_output_tokens"),
+        outputs=outputs,
+    )
+
+
+def _integer(outputs: Mapping[str, Any], name: str) -> int | None:
+    value = outputs.get(name)
+    return None if value is None else int(value.flat[0])

@@ -1,0 +1,229 @@
+"""What a request may ask for and what an answer holds. Field names are the tensor names of the ensemble.
+
+Knows nothing of gRPC or HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeAlias
+
+Message: TypeAlias = Mapping[str, Any]
+Prompt: TypeAlias = "str | Sequence[Message] | GenerateRequest"
+"""Text to continue, chat messages, or a whole request."""
+
+DEFAULT_MAX_TOKENS = 128
+
+
+def _tensor(datatype: str, default: Any = None) -> Any:
+    return field(default=default, metadata={"datatype": datatype})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """One prompt and everything that may be asked of it; a field left at None is not sent.
+
+    Exactly one of `text_input` and `messages` is given.
+    """
+
+    text_input: str | None = _tensor("BYTES")
+    messages: str | Sequence[Message] | None = _tensor(
+        "BYTES"
+    )  # chat messages, or their JSON text
+    decoder_text_input: str | None = _tensor("BYTES")
+    max_tokens: int = _tensor("INT32", DEFAULT_MAX_TOKENS)
+    min_tokens: int | None = _tensor("INT32")
+    stream: bool | None = _tensor("BOOL")  # set by the client's stream() and generate()
+
+    temperature: float | None = _tensor("FP32")  # 0 or None: the most likely token
+    top_k: int | None = _tensor("INT32")
+    top_p: float | None = _tensor("FP32")
+    top_p_min: float | None = _tensor("FP32")
+    top_p_decay: float | None = _tensor("FP32")
+    top_p_reset_ids: int | None = _tensor("INT32")
+    seed: int | None = _tensor("UINT64")
+    repetition_penalty: float | None = _tensor("FP32")
+    presence_penalty: float | None = _tensor("FP32")
+    frequency_penalty: float | None = _tensor("FP32")
+    no_repeat_ngram_size: int | None = _tensor("INT32")
+    embedding_bias_words: Sequence[str] | None = _tensor("BYTES")
+    embedding_bias_weights: Sequence[float] | None = _tensor("FP32")
+
+    stop_words: str | Sequence[str] | None = _tensor("BYTES")
+    bad_words: str | Sequence[str] | None = _tensor("BYTES")
+    end_id: int | None = _tensor("INT32")  # -1: no token ends the answer
+    pad_id: int | None = _tensor("INT32")
+    exclude_stop_words_in_output: bool | None = _tensor("BOOL")
+    exclude_input_in_output: bool | None = _tensor("BOOL")
+    timeout_ms: int | None = _tensor(
+        "INT32"
+    )  # the server then answers with what it has
+
+    num_return_sequences: int | None = _tensor("INT32")
+    beam_width: int | None = _tensor("INT32")
+    length_penalty: float | None = _tensor("FP32")
+    early_stopping: bool | None = _tensor("BOOL")
+    beam_search_diversity_rate: float | None = _tensor("FP32")
+
+    guided_decoding_guide_type: str | None = _tensor(
+        "BYTES"
+    )  # json, json_schema, regex, ebnf_grammar
+    guided_decoding_guide: str | None = _tensor("BYTES")
+    guided_decoding_strict: bool | None = _tensor("BOOL")
+    lora_name: str | None = _tensor("BYTES")
+    lora_task_id: int | None = _tensor("UINT64")
+    lora_weights: Any = field(
+        default=None, metadata={"datatype": "FP16"}
+    )  # array [modules, elements]
+    lora_config: Any = field(
+        default=None, metadata={"datatype": "INT32"}
+    )  # array [modules, 3 or 4]
+    prompt_embedding_table: Any = field(
+        default=None, metadata={"datatype": "FP16"}
+    )  # array [rows, hidden]
+    prompt_table_extra_id: int | None = _tensor("UINT64")
+    prompt_vocab_size: int | None = _tensor("INT32")
+
+    top_logprobs: int | None = _tensor("INT32")  # 0: the chosen token only
+    return_log_probs: bool | None = _tensor("BOOL")
+    return_context_logits: bool | None = _tensor("BOOL")
+    return_generation_logits: bool | None = _tensor("BOOL")
+    return_perf_metrics: bool | None = _tensor("BOOL")
+    return_num_input_tokens: bool | None = _tensor("BOOL")
+    return_num_output_tokens: bool | None = _tensor("BOOL")
+
+    def __post_init__(self) -> None:
+        if (self.text_input is None) == (self.messages is None):
+            raise ValueError("Give exactly one of text_input and messages.")
+
+    @classmethod
+    def of(cls, prompt: Prompt, **values: Any) -> GenerateRequest:
+        """A request from text, from chat messages, or from another request with some fields replaced.
+
+        Raises:
+            TypeError: a keyword is no field of the request.
+        """
+        unknown = sorted(set(values) - set(DATATYPES))
+        if unknown:
+            raise TypeError(
+                f"No such request field: {', '.join(unknown)}. Fields: {', '.join(DATATYPES)}."
+            )
+        if isinstance(prompt, GenerateRequest):
+            return replace(prompt, **values)
+        if isinstance(prompt, str):
+            return cls(text_input=prompt, **values)
+        return cls(messages=prompt, **values)
+
+    def tensors(self) -> dict[str, Any]:
+        """What goes over the wire: tensor name -> Python value, unset fields left out."""
+        found = {
+            name: value
+            for name in DATATYPES
+            if (value := getattr(self, name)) is not None
+        }
+        if "messages" in found and not isinstance(found["messages"], str):
+            found["messages"] = json.dumps(list(found["messages"]), ensure_ascii=False)
+        if (self.temperature or 0) > 0 and self.top_k is None and self.top_p is None:
+            # With neither of them the classic contract is greedy, whatever the temperature.
+            found["top_p"] = 1.0
+        return found
+
+    @property
+    def num_sequences(self) -> int:
+        """How many answers the request asks for."""
+        return self.num_return_sequences or self.beam_width or 1
+
+
+DATATYPES: dict[str, str] = {
+    f.name: f.metadata["datatype"] for f in fields(GenerateRequest)
+}
+"""Tensor name -> KServe datatype, in the order of the fields."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogProb:
+    """One token's log-probability (natural logarithm) and that of its alternatives, the likeliest first."""
+
+    token: str
+    logprob: float
+    bytes: tuple[int, ...] | None = None
+    top_logprobs: tuple[LogProb, ...] = ()
+
+    @classmethod
+    def parse(cls, entry: Mapping[str, Any]) -> LogProb:
+        """From one entry of OpenAI's `content` list."""
+        raw = entry.get("bytes")
+        return cls(
+            token=entry["token"],
+            logprob=float(entry["logprob"]),
+            bytes=None if raw is None else tuple(raw),
+            top_logprobs=tuple(
+                cls.parse(other) for other in entry.get("top_logprobs", ())
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of prompt and answer; None when the server was not asked (return_num_*_tokens)."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What arrived at once: new text of one sequence, or with beams the whole text of all of them."""
+
+    text: str
+    texts: tuple[str, ...] = ()  # one per beam
+    sequence_index: int = 0
+    finish_reason: str | None = None  # in a sequence's last chunk
+    finish_reasons: tuple[str, ...] = ()  # one per beam
+    logprobs: tuple[
+        tuple[LogProb, ...], ...
+    ] = ()  # per beam, one per token of this chunk
+    warnings: tuple[str, ...] = ()
+    num_input_tokens: int | None = None
+    num_output_tokens: int | None = None  # of this chunk
+    outputs: Mapping[str, Any] = field(
+        default_factory=dict, repr=False
+    )  # every output tensor of the answer, by name
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceResult:
+    """One complete answer."""
+
+    text: str
+    finish_reason: str | None = (
+        None  # stop, length, cancelled, timeout, error; None: the server does not say
+    )
+    logprobs: tuple[LogProb, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """All that came back for a request; `text`, `finish_reason` and `logprobs` are the first sequence's."""
+
+    request_id: str
+    sequences: tuple[SequenceResult, ...]
+    usage: Usage = Usage()
+    warnings: tuple[str, ...] = ()
+    outputs: Mapping[str, Any] = field(
+        default_factory=dict, repr=False
+    )  # other tensors, from the last chunk with each
+
+    @property
+    def text(self) -> str:
+        return self.sequences[0].text
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self.sequences[0].finish_reason
+
+    @property
+    def logprobs(self) -> tuple[LogProb, ...]:
+        return self.sequences[0].logprobs
