@@ -13,15 +13,7 @@ from clients.errors import Cancelled, ServerFailure, StreamBroken, out_of_time
 from clients.types import Chunk, GenerateRequest, LogProb, Result, SequenceResult, Usage
 
 _IN_CHUNK = frozenset(
-    {
-        "text_output",
-        "finish_reason",
-        "logprobs",
-        "warnings",
-        "sequence_index",
-        "num_input_tokens",
-        "num_output_tokens",
-    }
+    {"text_output", "finish_reason", "logprobs", "warnings", "sequence_index", "num_input_tokens", "num_output_tokens"}
 )
 
 
@@ -37,15 +29,11 @@ class _Sequence:
 class Answer:
     """All that has arrived for one request."""
 
-    def __init__(
-        self, request: GenerateRequest, request_id: str, timeout: float | None
-    ) -> None:
+    def __init__(self, request: GenerateRequest, request_id: str, timeout: float | None) -> None:
         self.request_id = request_id
         self.timeout = timeout
         self.cancelled = False  # by this client
-        self._repeats = (
-            request.beam_width or 1
-        ) > 1  # with beams each chunk holds the text from the start
+        self._repeats = (request.beam_width or 1) > 1  # with beams each chunk holds the text from the start
         self._expected = request.num_sequences
         self._sequences: dict[int, _Sequence] = {}
         self._warnings: list[str] = []
@@ -64,17 +52,13 @@ class Answer:
         try:
             chunk = _chunk(outputs)
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise StreamBroken(
-                f"The server sent something that is no answer ({error!r}).", self.text
-            ) from None
+            raise StreamBroken(f"The server sent something that is no answer ({error!r}).", self.text) from None
         self._keep(chunk)
         return chunk
 
     def _keep(self, chunk: Chunk) -> None:
         for beam, text in enumerate(chunk.texts):
-            sequence = self._sequences.setdefault(
-                chunk.sequence_index + beam, _Sequence()
-            )
+            sequence = self._sequences.setdefault(chunk.sequence_index + beam, _Sequence())
             if self._repeats:
                 sequence.parts.clear()
                 sequence.logprobs.clear()
@@ -83,14 +67,8 @@ class Answer:
                 sequence.finish_reason = chunk.finish_reasons[beam]
             if beam < len(chunk.logprobs):
                 sequence.logprobs.extend(chunk.logprobs[beam])
-        self._warnings += [
-            warning for warning in chunk.warnings if warning not in self._warnings
-        ]
-        self._outputs.update(
-            (name, value)
-            for name, value in chunk.outputs.items()
-            if name not in _IN_CHUNK
-        )
+        self._warnings += [warning for warning in chunk.warnings if warning not in self._warnings]
+        self._outputs.update((name, value) for name, value in chunk.outputs.items() if name not in _IN_CHUNK)
         if chunk.num_input_tokens is not None:
             self._num_input_tokens = chunk.num_input_tokens
         if chunk.num_output_tokens is not None:
@@ -121,34 +99,24 @@ class Answer:
         if self.cancelled:
             return
         if not complete:
-            raise StreamBroken(
-                "The answer ended early: its last response never came.", self.text
-            )
+            raise StreamBroken("The answer ended early: its last response never came.", self.text)
         reasons = {sequence.finish_reason for sequence in self._sequences.values()}
         if "timeout" in reasons and self.timeout is not None:
             raise out_of_time(self.timeout, self.text)
         if "cancelled" in reasons:
-            raise Cancelled(
-                f"Request {self.request_id} was cancelled by a stop request.", self.text
-            )
+            raise Cancelled(f"Request {self.request_id} was cancelled by a stop request.", self.text)
         if "error" in reasons:
-            raise ServerFailure(
-                "The server ended the answer because of an error; its log says which.",
-                self.text,
-            )
+            raise ServerFailure("The server ended the answer because of an error; its log says which.", self.text)
 
     def result(self) -> Result:
         """All that has arrived so far, as one result."""
         sequences = tuple(
-            SequenceResult(
-                "".join(found.parts), found.finish_reason, tuple(found.logprobs)
-            )
+            SequenceResult("".join(found.parts), found.finish_reason, tuple(found.logprobs))
             for _, found in sorted(self._sequences.items())
         )
         return Result(
             request_id=self.request_id,
-            sequences=sequences
-            or (SequenceResult("", "cancelled" if self.cancelled else None),),
+            sequences=sequences or (SequenceResult("", "cancelled" if self.cancelled else None),),
             usage=Usage(self._num_input_tokens, self._num_output_tokens),
             warnings=tuple(self._warnings),
             outputs=dict(self._outputs),
@@ -164,10 +132,7 @@ def _chunk(outputs: Mapping[str, Any]) -> Chunk:
         sequence_index=_integer(outputs, "sequence_index") or 0,
         finish_reason=reasons[0] if reasons else None,
         finish_reasons=reasons,
-        logprobs=tuple(
-            tuple(LogProb.parse(e) for e in json.loads(text))
-            for text in outputs.get("logprobs", ())
-        ),
+        logprobs=tuple(tuple(LogProb.parse(e) for e in json.loads(text)) for text in outputs.get("logprobs", ())),
         warnings=tuple(outputs.get("warnings", ())),
         num_input_tokens=_integer(outputs, "num_input_tokens"),
         num_output_tokens=_integer(outputs, "num_output_tokens"),

@@ -72,22 +72,9 @@ _GRPC: dict[grpc.StatusCode, type[ClientError]] = {
 }
 # Triton's words for a full queue, its own and the backend's.
 _QUEUE = ("maximum queue size", "queue is full", "queue full", "shutting down")
-_CONNECTION = (
-    "failed to connect",
-    "socket closed",
-    "connection re",
-    "goaway",
-    "broken pipe",
-    "dns resolution",
-)
+_CONNECTION = ("failed to connect", "socket closed", "connection re", "goaway", "broken pipe", "dns resolution")
 # Failures inside the server that reach an HTTP client with the same status as a refusal.
-_FAILURE = (
-    "stub process",
-    "traceback",
-    "executor failed",
-    "internal error",
-    "is not healthy",
-)
+_FAILURE = ("stub process", "traceback", "executor failed", "internal error", "is not healthy")
 
 
 def from_grpc(error: grpc.RpcError, url: str, text: str = "") -> ClientError:
@@ -98,9 +85,7 @@ def from_grpc(error: grpc.RpcError, url: str, text: str = "") -> ClientError:
             return QueueFull(details, text)
         if not _has(details, _CONNECTION):
             return ServerUnavailable(f"{details} (server at {url})", text)
-        return (
-            connection_lost(url, details, text) if text else unreachable(url, details)
-        )
+        return connection_lost(url, details, text) if text else unreachable(url, details)
     kind = _GRPC.get(code, ServerFailure)
     return kind(details or f"The call failed with {code.name}.", text)
 
@@ -120,9 +105,7 @@ def from_http(status: int, body: bytes, url: str) -> ClientError:
     message = http_message(body)
     if message is None:
         reply = body[:200].decode("utf-8", "replace").strip() or "nothing"
-        return StreamBroken(
-            f"{url} answered HTTP {status} with {reply!r}, which is not what Triton sends."
-        )
+        return StreamBroken(f"{url} answered HTTP {status} with {reply!r}, which is not what Triton sends.")
     if status == 503 and not _has(message, _QUEUE):
         return ServerUnavailable(f"{message} (server at {url})")
     return from_message(message)
@@ -143,25 +126,18 @@ def unreachable(url: str, reason: str = "") -> ServerUnavailable:
     # gRPC wraps the reason in several layers; the innermost is the one to read.
     reason = reason.rpartition(": ")[2]
     detail = f" ({reason})" if reason else ""
-    return ServerUnavailable(
-        f"No server answers at {url}{detail}. Start one with `make serve`, or give another url."
-    )
+    return ServerUnavailable(f"No server answers at {url}{detail}. Start one with `make serve`, or give another url.")
 
 
 def connection_lost(url: str, reason: str, text: str) -> StreamBroken:
     """The error when the connection breaks in the middle of an answer."""
-    return StreamBroken(
-        f"The connection to {url} broke before the answer was complete ({reason}).",
-        text,
-    )
+    return StreamBroken(f"The connection to {url} broke before the answer was complete ({reason}).", text)
 
 
 def out_of_time(timeout: float | None, text: str = "") -> DeadlineExceeded:
     """The error when the client's `timeout`, in seconds, ran out."""
     limit = "the server's time limit" if timeout is None else f"{timeout:g} s"
-    return DeadlineExceeded(
-        f"No complete answer within {limit}; {len(text)} characters had arrived.", text
-    )
+    return DeadlineExceeded(f"No complete answer within {limit}; {len(text)} characters had arrived.", text)
 
 
 def _has(message: str, words: tuple[str, ...]) -> bool:

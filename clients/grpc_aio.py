@@ -22,12 +22,7 @@ from clients.errors import (
     out_of_time,
     unreachable,
 )
-from clients.grpc_client import (
-    CHANNEL_OPTIONS,
-    CONTROL_TIMEOUT_S,
-    DEFAULT_URL,
-    TYPED_ERRORS,
-)
+from clients.grpc_client import CHANNEL_OPTIONS, CONTROL_TIMEOUT_S, DEFAULT_URL, TYPED_ERRORS
 from clients.model_info import ModelInfo
 from clients.types import Chunk, GenerateRequest, Prompt, Result
 
@@ -38,13 +33,7 @@ if TYPE_CHECKING:
 class AsyncGrpcClient:
     """Talks to one model of one server; arguments as for GrpcClient. Make it inside the event loop that uses it."""
 
-    def __init__(
-        self,
-        url: str = DEFAULT_URL,
-        *,
-        model: str = "ensemble",
-        stop_model: str = "tensorrt_llm",
-    ) -> None:
+    def __init__(self, url: str = DEFAULT_URL, *, model: str = "ensemble", stop_model: str = "tensorrt_llm") -> None:
         self.url = url.removeprefix("grpc://")
         self.model = model
         self.stop_model = stop_model
@@ -53,47 +42,29 @@ class AsyncGrpcClient:
         self._info: ModelInfo | None = None
 
     async def generate(
-        self,
-        prompt: Prompt,
-        *,
-        timeout: float | None = None,
-        request_id: str | None = None,
-        **values: Any,
+        self, prompt: Prompt, *, timeout: float | None = None, request_id: str | None = None, **values: Any
     ) -> Result:
         """The whole answer at once; see GrpcClient.generate. Cancelling the task cancels the request on the server."""
         values["stream"] = False
-        async with await self._start(
-            GenerateRequest.of(prompt, **values), timeout, request_id
-        ) as stream:
+        async with await self._start(GenerateRequest.of(prompt, **values), timeout, request_id) as stream:
             async for _ in stream:
                 pass
             return stream.result
 
     async def stream(
-        self,
-        prompt: Prompt,
-        *,
-        timeout: float | None = None,
-        request_id: str | None = None,
-        **values: Any,
+        self, prompt: Prompt, *, timeout: float | None = None, request_id: str | None = None, **values: Any
     ) -> AsyncStream:
         """The answer as it is made; see GrpcClient.stream.
 
         Use it as `async with await client.stream(…) as stream`, so that leaving early cancels on the server.
         """
-        return await self._start(
-            GenerateRequest.of(prompt, **{**values, "stream": True}),
-            timeout,
-            request_id,
-        )
+        return await self._start(GenerateRequest.of(prompt, **{**values, "stream": True}), timeout, request_id)
 
     async def stop(self, request_id: str) -> None:
         """End a running request; see GrpcClient.stop."""
         message = wire.infer_request(self.stop_model, request_id, wire.stop_tensors())
         try:
-            async for _ in self.stub.ModelStreamInfer(
-                iter([message]), timeout=CONTROL_TIMEOUT_S
-            ):
+            async for _ in self.stub.ModelStreamInfer(iter([message]), timeout=CONTROL_TIMEOUT_S):
                 pass
         except grpc.RpcError as error:
             raise from_grpc(error, self.url) from None
@@ -103,8 +74,7 @@ class AsyncGrpcClient:
         if self._info is None:
             try:
                 metadata = await self.stub.ModelMetadata(
-                    service_pb2.ModelMetadataRequest(name=self.model),
-                    timeout=CONTROL_TIMEOUT_S,
+                    service_pb2.ModelMetadataRequest(name=self.model), timeout=CONTROL_TIMEOUT_S
                 )
             except grpc.RpcError as error:
                 raise from_grpc(error, self.url) from None
@@ -115,9 +85,7 @@ class AsyncGrpcClient:
         """Whether the server would answer a request for the model now."""
         request = service_pb2.ModelReadyRequest(name=self.model)
         try:
-            return bool(
-                (await self.stub.ModelReady(request, timeout=CONTROL_TIMEOUT_S)).ready
-            )
+            return bool((await self.stub.ModelReady(request, timeout=CONTROL_TIMEOUT_S)).ready)
         except grpc.RpcError:
             return False
 
@@ -137,29 +105,19 @@ class AsyncGrpcClient:
         return self
 
     async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         await self.close()
 
-    async def _start(
-        self, request: GenerateRequest, timeout: float | None, request_id: str | None
-    ) -> AsyncStream:
+    async def _start(self, request: GenerateRequest, timeout: float | None, request_id: str | None) -> AsyncStream:
         info = await self.info()
         if not request.stream:
             request = info.with_usage(request)
         answer = Answer(request, request_id or wire.new_request_id(), timeout)
         message = wire.infer_request(
-            self.model,
-            answer.request_id,
-            info.tensors(request, timeout),
-            info.wanted_outputs(request),
+            self.model, answer.request_id, info.tensors(request, timeout), info.wanted_outputs(request)
         )
-        call = self.stub.ModelStreamInfer(
-            iter([message]), timeout=info.patience(timeout), metadata=TYPED_ERRORS
-        )
+        call = self.stub.ModelStreamInfer(iter([message]), timeout=info.patience(timeout), metadata=TYPED_ERRORS)
         return AsyncStream(self, call, answer)
 
 
@@ -219,10 +177,7 @@ class AsyncStream:
         return self
 
     async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         # The stop request must get out even when this task is being cancelled.
         await asyncio.shield(asyncio.ensure_future(self.cancel()))
@@ -236,10 +191,7 @@ class AsyncStream:
             return self._answer.add(outputs)
         except ValueError as error:
             await self.cancel()
-            raise StreamBroken(
-                f"The server sent something that is no answer ({error}).",
-                self._answer.text,
-            ) from None
+            raise StreamBroken(f"The server sent something that is no answer ({error}).", self._answer.text) from None
         except ClientError:
             await self.cancel()
             raise

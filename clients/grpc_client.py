@@ -33,10 +33,7 @@ from clients.types import Chunk, GenerateRequest, Prompt, Result
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-CHANNEL_OPTIONS = [
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-]
+CHANNEL_OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 TYPED_ERRORS = (("triton_grpc_error", "true"),)
 """Makes Triton end a failed stream with a status code; otherwise an error is bare text."""
 
@@ -55,13 +52,7 @@ class GrpcClient:
         stop_model: the model that takes stop requests.
     """
 
-    def __init__(
-        self,
-        url: str = DEFAULT_URL,
-        *,
-        model: str = "ensemble",
-        stop_model: str = "tensorrt_llm",
-    ) -> None:
+    def __init__(self, url: str = DEFAULT_URL, *, model: str = "ensemble", stop_model: str = "tensorrt_llm") -> None:
         self.url = url.removeprefix("grpc://")
         self.model = model
         self.stop_model = stop_model
@@ -71,12 +62,7 @@ class GrpcClient:
         self._info_lock = threading.Lock()
 
     def generate(
-        self,
-        prompt: Prompt,
-        *,
-        timeout: float | None = None,
-        request_id: str | None = None,
-        **values: Any,
+        self, prompt: Prompt, *, timeout: float | None = None, request_id: str | None = None, **values: Any
     ) -> Result:
         """The whole answer at once.
 
@@ -89,27 +75,16 @@ class GrpcClient:
             ClientError: see clients.errors.
         """
         values["stream"] = False
-        with self._start(
-            GenerateRequest.of(prompt, **values), timeout, request_id
-        ) as stream:
+        with self._start(GenerateRequest.of(prompt, **values), timeout, request_id) as stream:
             for _ in stream:
                 pass
             return stream.result
 
     def stream(
-        self,
-        prompt: Prompt,
-        *,
-        timeout: float | None = None,
-        request_id: str | None = None,
-        **values: Any,
+        self, prompt: Prompt, *, timeout: float | None = None, request_id: str | None = None, **values: Any
     ) -> Stream:
         """The answer as it is made; the request is sent at once. Arguments and errors as in generate()."""
-        return self._start(
-            GenerateRequest.of(prompt, **{**values, "stream": True}),
-            timeout,
-            request_id,
-        )
+        return self._start(GenerateRequest.of(prompt, **{**values, "stream": True}), timeout, request_id)
 
     def stop(self, request_id: str) -> None:
         """End a running request; an unknown id is no error.
@@ -119,9 +94,7 @@ class GrpcClient:
         """
         message = wire.infer_request(self.stop_model, request_id, wire.stop_tensors())
         try:
-            for _ in self.stub.ModelStreamInfer(
-                iter([message]), timeout=CONTROL_TIMEOUT_S
-            ):
+            for _ in self.stub.ModelStreamInfer(iter([message]), timeout=CONTROL_TIMEOUT_S):
                 pass
         except grpc.RpcError as error:
             raise from_grpc(error, self.url) from None
@@ -136,8 +109,7 @@ class GrpcClient:
             if self._info is None:
                 try:
                     metadata = self.stub.ModelMetadata(
-                        service_pb2.ModelMetadataRequest(name=self.model),
-                        timeout=CONTROL_TIMEOUT_S,
+                        service_pb2.ModelMetadataRequest(name=self.model), timeout=CONTROL_TIMEOUT_S
                     )
                 except grpc.RpcError as error:
                     raise from_grpc(error, self.url) from None
@@ -171,30 +143,18 @@ class GrpcClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    def _start(
-        self, request: GenerateRequest, timeout: float | None, request_id: str | None
-    ) -> Stream:
+    def _start(self, request: GenerateRequest, timeout: float | None, request_id: str | None) -> Stream:
         info = self.info()
         if not request.stream:
             request = info.with_usage(request)
         answer = Answer(request, request_id or wire.new_request_id(), timeout)
         message = wire.infer_request(
-            self.model,
-            answer.request_id,
-            info.tensors(request, timeout),
-            info.wanted_outputs(request),
+            self.model, answer.request_id, info.tensors(request, timeout), info.wanted_outputs(request)
         )
-        call = self.stub.ModelStreamInfer(
-            iter([message]), timeout=info.patience(timeout), metadata=TYPED_ERRORS
-        )
+        call = self.stub.ModelStreamInfer(iter([message]), timeout=info.patience(timeout), metadata=TYPED_ERRORS)
         return Stream(self, call, answer)
 
 
@@ -251,12 +211,7 @@ class Stream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.cancel()
 
     def __del__(self) -> None:
@@ -272,10 +227,7 @@ class Stream:
             return self._answer.add(outputs)
         except ValueError as error:
             self.cancel()
-            raise StreamBroken(
-                f"The server sent something that is no answer ({error}).",
-                self._answer.text,
-            ) from None
+            raise StreamBroken(f"The server sent something that is no answer ({error}).", self._answer.text) from None
         except ClientError:
             self.cancel()
             raise

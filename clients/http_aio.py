@@ -13,20 +13,8 @@ import aiohttp
 
 from clients import http_wire, wire
 from clients.answer import Answer
-from clients.errors import (
-    ClientError,
-    StreamBroken,
-    connection_lost,
-    from_http,
-    out_of_time,
-    unreachable,
-)
-from clients.http_client import (
-    CONNECT_TIMEOUT_S,
-    CONTROL_TIMEOUT_S,
-    DEFAULT_URL,
-    base_url,
-)
+from clients.errors import ClientError, StreamBroken, connection_lost, from_http, out_of_time, unreachable
+from clients.http_client import CONNECT_TIMEOUT_S, CONTROL_TIMEOUT_S, DEFAULT_URL, base_url
 from clients.model_info import ModelInfo
 from clients.sse import EventParser
 from clients.types import Chunk, GenerateRequest, Prompt, Result
@@ -40,13 +28,7 @@ _CONTROL_LIMITS = aiohttp.ClientTimeout(total=CONTROL_TIMEOUT_S)
 class AsyncHttpClient:
     """Talks to one model of one server; arguments as for HttpClient. Make it inside the event loop that uses it."""
 
-    def __init__(
-        self,
-        url: str = DEFAULT_URL,
-        *,
-        model: str = "ensemble",
-        stop_model: str = "tensorrt_llm",
-    ) -> None:
+    def __init__(self, url: str = DEFAULT_URL, *, model: str = "ensemble", stop_model: str = "tensorrt_llm") -> None:
         self.url = base_url(url)
         self.model = model
         self.stop_model = stop_model
@@ -54,52 +36,32 @@ class AsyncHttpClient:
         self._info: ModelInfo | None = None
 
     async def generate(
-        self,
-        prompt: Prompt,
-        *,
-        timeout: float | None = None,
-        request_id: str | None = None,
-        **values: Any,
+        self, prompt: Prompt, *, timeout: float | None = None, request_id: str | None = None, **values: Any
     ) -> Result:
         """The whole answer at once; see HttpClient.generate. Cancelling the task cancels the request on the server."""
         values["stream"] = False
-        async with await self._start(
-            GenerateRequest.of(prompt, **values), timeout, request_id
-        ) as stream:
+        async with await self._start(GenerateRequest.of(prompt, **values), timeout, request_id) as stream:
             async for _ in stream:
                 pass
             return stream.result
 
     async def stream(
-        self,
-        prompt: Prompt,
-        *,
-        timeout: float | None = None,
-        request_id: str | None = None,
-        **values: Any,
+        self, prompt: Prompt, *, timeout: float | None = None, request_id: str | None = None, **values: Any
     ) -> AsyncHttpStream:
         """The answer as it is made; see HttpClient.stream.
 
         Use it as `async with await client.stream(…) as stream`, so that leaving early cancels on the server.
         """
-        return await self._start(
-            GenerateRequest.of(prompt, **{**values, "stream": True}),
-            timeout,
-            request_id,
-        )
+        return await self._start(GenerateRequest.of(prompt, **{**values, "stream": True}), timeout, request_id)
 
     async def stop(self, request_id: str) -> None:
         """End a running request; see HttpClient.stop."""
-        await self._control(
-            "POST", f"/v2/models/{self.stop_model}/generate", request_id
-        )
+        await self._control("POST", f"/v2/models/{self.stop_model}/generate", request_id)
 
     async def info(self) -> ModelInfo:
         """What the model declares; see HttpClient.info."""
         if self._info is None:
-            self._info = ModelInfo.parse(
-                json.loads(await self._control("GET", f"/v2/models/{self.model}"))
-            )
+            self._info = ModelInfo.parse(json.loads(await self._control("GET", f"/v2/models/{self.model}")))
         return self._info
 
     async def ready(self) -> bool:
@@ -126,25 +88,15 @@ class AsyncHttpClient:
         return self
 
     async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         await self.close()
 
-    async def _start(
-        self, request: GenerateRequest, timeout: float | None, request_id: str | None
-    ) -> AsyncHttpStream:
+    async def _start(self, request: GenerateRequest, timeout: float | None, request_id: str | None) -> AsyncHttpStream:
         info = await self.info()
         if not request.stream:
             request = info.with_usage(request)
-        stream = AsyncHttpStream(
-            self,
-            request,
-            info,
-            Answer(request, request_id or wire.new_request_id(), timeout),
-        )
+        stream = AsyncHttpStream(self, request, info, Answer(request, request_id or wire.new_request_id(), timeout))
         try:
             await stream.open(request)
         except asyncio.CancelledError:
@@ -153,14 +105,10 @@ class AsyncHttpClient:
             raise
         return stream
 
-    async def _control(
-        self, method: str, path: str, stop_id: str | None = None
-    ) -> bytes:
+    async def _control(self, method: str, path: str, stop_id: str | None = None) -> bytes:
         body = None if stop_id is None else http_wire.stop_body(stop_id)
         headers = None if stop_id is None else http_wire.headers(stop_id)
-        call = self.session.request(
-            method, self.url + path, data=body, headers=headers, timeout=_CONTROL_LIMITS
-        )
+        call = self.session.request(method, self.url + path, data=body, headers=headers, timeout=_CONTROL_LIMITS)
         try:
             async with call as reply:
                 content = await reply.read()
@@ -174,40 +122,25 @@ class AsyncHttpClient:
 class AsyncHttpStream:
     """Iterates over the chunks of one answer; leaving its `async with` early cancels the request on the server."""
 
-    def __init__(
-        self,
-        client: AsyncHttpClient,
-        request: GenerateRequest,
-        info: ModelInfo,
-        answer: Answer,
-    ) -> None:
+    def __init__(self, client: AsyncHttpClient, request: GenerateRequest, info: ModelInfo, answer: Answer) -> None:
         self._client = client
         self._answer = answer
         self._says_why = "finish_reason" in info.outputs
-        self._limits = aiohttp.ClientTimeout(
-            total=info.patience(answer.timeout), sock_connect=CONNECT_TIMEOUT_S
-        )
+        self._limits = aiohttp.ClientTimeout(total=info.patience(answer.timeout), sock_connect=CONNECT_TIMEOUT_S)
         # /generate gives one response only; several sequences without streaming come as several events.
         self._single = not request.stream and request.num_sequences == 1
-        self._body = http_wire.generate_body(
-            answer.request_id, info.tensors(request, answer.timeout)
-        )
+        self._body = http_wire.generate_body(answer.request_id, info.tensors(request, answer.timeout))
         self._reply: aiohttp.ClientResponse | None = None
         self._over = False
         self._chunks = self._read()
 
     async def open(self, request: GenerateRequest) -> None:
         """Send the request and wait until the server takes or refuses it."""
-        path = f"/v2/models/{self._client.model}/generate" + (
-            "" if self._single else "_stream"
-        )
+        path = f"/v2/models/{self._client.model}/generate" + ("" if self._single else "_stream")
         headers = http_wire.headers(self.request_id)
         try:
             self._reply = await self._client.session.post(
-                self._client.url + path,
-                data=self._body,
-                headers=headers,
-                timeout=self._limits,
+                self._client.url + path, data=self._body, headers=headers, timeout=self._limits
             )
             content = b"" if self._reply.status == 200 else await self._reply.read()
         except aiohttp.ClientConnectorError as error:
@@ -254,10 +187,7 @@ class AsyncHttpStream:
         return self
 
     async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         # The stop request must get out even when this task is being cancelled.
         await asyncio.shield(asyncio.ensure_future(self.cancel()))
@@ -268,9 +198,7 @@ class AsyncHttpStream:
             if chunk is not None:
                 yield chunk
         self._over = True
-        self._answer.finish(
-            complete=self._answer.has_every_finish_reason or not self._says_why
-        )
+        self._answer.finish(complete=self._answer.has_every_finish_reason or not self._says_why)
 
     async def _events(self) -> AsyncIterator[dict[str, Any]]:
         if self._single:
@@ -282,10 +210,7 @@ class AsyncHttpStream:
                 for data in parser.feed(piece):
                     yield http_wire.outputs(data, self._answer.text)
             except UnicodeDecodeError as error:
-                raise StreamBroken(
-                    f"The server sent bytes that are not UTF-8 ({error}).",
-                    self._answer.text,
-                ) from None
+                raise StreamBroken(f"The server sent bytes that are not UTF-8 ({error}).", self._answer.text) from None
 
     async def _pieces(self) -> AsyncIterator[bytes]:
         if self._reply is None:

@@ -52,13 +52,7 @@ class HttpClient:
         stop_model: the model that takes stop requests.
     """
 
-    def __init__(
-        self,
-        url: str = DEFAULT_URL,
-        *,
-        model: str = "ensemble",
-        stop_model: str = "tensorrt_llm",
-    ) -> None:
+    def __init__(self, url: str = DEFAULT_URL, *, model: str = "ensemble", stop_model: str = "tensorrt_llm") -> None:
         self.url = base_url(url)
         self.model = model
         self.stop_model = stop_model
@@ -67,12 +61,7 @@ class HttpClient:
         self._info_lock = threading.Lock()
 
     def generate(
-        self,
-        prompt: Prompt,
-        *,
-        timeout: float | None = None,
-        request_id: str | None = None,
-        **values: Any,
+        self, prompt: Prompt, *, timeout: float | None = None, request_id: str | None = None, **values: Any
     ) -> Result:
         """The whole answer at once.
 
@@ -85,27 +74,16 @@ class HttpClient:
             ClientError: see clients.errors.
         """
         values["stream"] = False
-        with self._start(
-            GenerateRequest.of(prompt, **values), timeout, request_id
-        ) as stream:
+        with self._start(GenerateRequest.of(prompt, **values), timeout, request_id) as stream:
             for _ in stream:
                 pass
             return stream.result
 
     def stream(
-        self,
-        prompt: Prompt,
-        *,
-        timeout: float | None = None,
-        request_id: str | None = None,
-        **values: Any,
+        self, prompt: Prompt, *, timeout: float | None = None, request_id: str | None = None, **values: Any
     ) -> HttpStream:
         """The answer as it is made; returns when the server has taken the request. Otherwise as generate()."""
-        return self._start(
-            GenerateRequest.of(prompt, **{**values, "stream": True}),
-            timeout,
-            request_id,
-        )
+        return self._start(GenerateRequest.of(prompt, **{**values, "stream": True}), timeout, request_id)
 
     def stop(self, request_id: str) -> None:
         """End a running request; an unknown id is no error.
@@ -123,9 +101,7 @@ class HttpClient:
         """
         with self._info_lock:
             if self._info is None:
-                self._info = ModelInfo.parse(
-                    json.loads(self._control("GET", f"/v2/models/{self.model}"))
-                )
+                self._info = ModelInfo.parse(json.loads(self._control("GET", f"/v2/models/{self.model}")))
             return self._info
 
     def ready(self) -> bool:
@@ -155,17 +131,10 @@ class HttpClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    def _start(
-        self, request: GenerateRequest, timeout: float | None, request_id: str | None
-    ) -> HttpStream:
+    def _start(self, request: GenerateRequest, timeout: float | None, request_id: str | None) -> HttpStream:
         info = self.info()
         if not request.stream:
             request = info.with_usage(request)
@@ -176,22 +145,14 @@ class HttpClient:
         body = None if stop_id is None else http_wire.stop_body(stop_id)
         headers = None if stop_id is None else http_wire.headers(stop_id)
         try:
-            reply = self._pool.request(
-                method,
-                self.url + path,
-                body=body,
-                headers=headers,
-                timeout=CONTROL_TIMEOUT_S,
-            )
+            reply = self._pool.request(method, self.url + path, body=body, headers=headers, timeout=CONTROL_TIMEOUT_S)
         except urllib3.exceptions.HTTPError as error:
             raise unreachable(self.url, _reason(error)) from None
         if reply.status != 200:
             raise from_http(reply.status, reply.data, self.url)
         return reply.data
 
-    def open(
-        self, path: str, body: bytes, request_id: str, read_timeout: float | None
-    ) -> urllib3.BaseHTTPResponse:
+    def open(self, path: str, body: bytes, request_id: str, read_timeout: float | None) -> urllib3.BaseHTTPResponse:
         """POST and return the response unread.
 
         Raises:
@@ -202,21 +163,14 @@ class HttpClient:
         headers = http_wire.headers(request_id)
         try:
             reply = self._pool.request(
-                "POST",
-                self.url + path,
-                body=body,
-                headers=headers,
-                timeout=limits,
-                preload_content=False,
+                "POST", self.url + path, body=body, headers=headers, timeout=limits, preload_content=False
             )
         except urllib3.exceptions.ReadTimeoutError:
             raise DeadlineExceeded("no answer") from None
         except urllib3.exceptions.NewConnectionError as error:
             raise unreachable(self.url, _reason(error)) from None
         except urllib3.exceptions.ConnectTimeoutError:
-            raise unreachable(
-                self.url, f"no connection within {CONNECT_TIMEOUT_S:g} s"
-            ) from None
+            raise unreachable(self.url, f"no connection within {CONNECT_TIMEOUT_S:g} s") from None
         except urllib3.exceptions.HTTPError as error:
             raise connection_lost(self.url, _reason(error), "") from None
         if reply.status != 200:
@@ -230,13 +184,7 @@ class HttpClient:
 class HttpStream:
     """Iterates over the chunks of one answer. Leaving it early, in any way, cancels the request on the server."""
 
-    def __init__(
-        self,
-        client: HttpClient,
-        request: GenerateRequest,
-        info: ModelInfo,
-        answer: Answer,
-    ) -> None:
+    def __init__(self, client: HttpClient, request: GenerateRequest, info: ModelInfo, answer: Answer) -> None:
         self._over = True  # until there is something to cancel
         self._client = client
         self._answer = answer
@@ -245,12 +193,8 @@ class HttpStream:
         self._deadline = None if patience is None else time.monotonic() + patience
         # /generate gives one response only; several sequences without streaming come as several events.
         self._single = not request.stream and request.num_sequences == 1
-        path = f"/v2/models/{client.model}/generate" + (
-            "" if self._single else "_stream"
-        )
-        body = http_wire.generate_body(
-            answer.request_id, info.tensors(request, answer.timeout)
-        )
+        path = f"/v2/models/{client.model}/generate" + ("" if self._single else "_stream")
+        body = http_wire.generate_body(answer.request_id, info.tensors(request, answer.timeout))
         try:
             self._reply = client.open(path, body, answer.request_id, patience)
         except DeadlineExceeded:
@@ -284,9 +228,7 @@ class HttpStream:
         if self._over:
             return
         self._over = self._answer.cancelled = True
-        with contextlib.suppress(
-            ValueError, OSError, RuntimeError
-        ):  # the response has just ended by itself
+        with contextlib.suppress(ValueError, OSError, RuntimeError):  # the response has just ended by itself
             self._reply.shutdown()
         self._stop()
 
@@ -295,12 +237,7 @@ class HttpStream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.cancel()
 
     def __del__(self) -> None:
@@ -313,9 +250,7 @@ class HttpStream:
             if chunk is not None:
                 yield chunk
         self._over = True
-        self._answer.finish(
-            complete=self._answer.has_every_finish_reason or not self._says_why
-        )
+        self._answer.finish(complete=self._answer.has_every_finish_reason or not self._says_why)
 
     def _events(self) -> Iterator[dict[str, Any]]:
         if self._single:
@@ -327,10 +262,7 @@ class HttpStream:
                 for data in parser.feed(piece):
                     yield http_wire.outputs(data, self._answer.text)
             except UnicodeDecodeError as error:
-                raise StreamBroken(
-                    f"The server sent bytes that are not UTF-8 ({error}).",
-                    self._answer.text,
-                ) from None
+                raise StreamBroken(f"The server sent bytes that are not UTF-8 ({error}).", self._answer.text) from None
 
     def _pieces(self) -> Iterator[bytes]:
         try:
@@ -345,9 +277,7 @@ class HttpStream:
             raise out_of_time(self._answer.timeout, self._answer.text) from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
             if not self._answer.cancelled:
-                raise connection_lost(
-                    self._client.url, _reason(error), self._answer.text
-                ) from None
+                raise connection_lost(self._client.url, _reason(error), self._answer.text) from None
 
     def _limit_wait(self) -> None:
         """A read may take no longer than what is left of the deadline."""

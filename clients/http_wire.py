@@ -14,16 +14,7 @@ import numpy as np
 from clients.errors import RequestRefused, StreamBroken, from_message
 
 _STRINGS = frozenset({"text_output", "finish_reason", "logprobs", "warnings"})
-_NO_TENSORS = frozenset(
-    {
-        "id",
-        "model_name",
-        "model_version",
-        "sequence_id",
-        "sequence_start",
-        "sequence_end",
-    }
-)
+_NO_TENSORS = frozenset({"id", "model_name", "model_version", "sequence_id", "sequence_start", "sequence_end"})
 
 
 def generate_body(request_id: str, tensors: Iterable[tuple[str, str, Any]]) -> bytes:
@@ -35,16 +26,12 @@ def generate_body(request_id: str, tensors: Iterable[tuple[str, str, Any]]) -> b
     body: dict[str, Any] = {"id": request_id}
     for name, _, value in tensors:
         if isinstance(value, np.ndarray):
-            raise RequestRefused(
-                f"{name} is an array, which Triton's generate endpoint cannot take; use gRPC for it."
-            )
+            raise RequestRefused(f"{name} is an array, which Triton's generate endpoint cannot take; use gRPC for it.")
         body[name] = value
     try:
         return json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
-        raise RequestRefused(
-            f"The request cannot be written as JSON ({error})."
-        ) from None
+        raise RequestRefused(f"The request cannot be written as JSON ({error}).") from None
 
 
 def stop_body(request_id: str) -> bytes:
@@ -71,16 +58,10 @@ def outputs(text: str | bytes, so_far: str = "") -> dict[str, Any]:
         event = None
     if not isinstance(event, Mapping):
         shown = text if isinstance(text, str) else text.decode("utf-8", "replace")
-        raise StreamBroken(
-            f"The server sent {shown[:200]!r}, which is no answer.", so_far
-        )
+        raise StreamBroken(f"The server sent {shown[:200]!r}, which is no answer.", so_far)
     if "error" in event:
         raise from_message(str(event["error"]), so_far)
-    return {
-        name: _values(name, value)
-        for name, value in event.items()
-        if name not in _NO_TENSORS
-    }
+    return {name: _values(name, value) for name, value in event.items() if name not in _NO_TENSORS}
 
 
 def _values(name: str, value: Any) -> Any:

@@ -47,10 +47,7 @@ class ModelInfo:
     @classmethod
     def parse(cls, metadata: Mapping[str, Any]) -> ModelInfo:
         """From KServe's model metadata, as JSON."""
-        inputs, outputs = (
-            {tensor["name"] for tensor in metadata[side]}
-            for side in ("inputs", "outputs")
-        )
+        inputs, outputs = ({tensor["name"] for tensor in metadata[side]} for side in ("inputs", "outputs"))
         return cls(frozenset(inputs), frozenset(outputs))
 
     @property
@@ -62,15 +59,11 @@ class ModelInfo:
         """The request, asking for token counts as well unless it says something about them itself."""
         counts = ("return_num_input_tokens", "return_num_output_tokens")
         asked: dict[str, Any] = {
-            name: True
-            for name in counts
-            if name in self.inputs and getattr(request, name) is None
+            name: True for name in counts if name in self.inputs and getattr(request, name) is None
         }
         return replace(request, **asked) if asked else request
 
-    def tensors(
-        self, request: GenerateRequest, timeout: float | None
-    ) -> list[tuple[str, str, Any]]:
+    def tensors(self, request: GenerateRequest, timeout: float | None) -> list[tuple[str, str, Any]]:
         """Name, datatype and value of what to send; `timeout` in seconds becomes timeout_ms where that exists."""
         values = request.tensors()
         if timeout is not None and self.keeps_time:

@@ -43,12 +43,7 @@ class EventParser:
             self._at_start = False
         # A CR at the very end may be half of a CRLF: leave it for the next piece.
         held = b"\r" if text.endswith(b"\r") else b""
-        lines = (
-            text[: len(text) - len(held)]
-            .replace(b"\r\n", b"\n")
-            .replace(b"\r", b"\n")
-            .split(b"\n")
-        )
+        lines = text[: len(text) - len(held)].replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
         self._rest = lines.pop() + held
         return lines
 

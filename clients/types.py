@@ -29,9 +29,7 @@ class GenerateRequest:
     """
 
     text_input: str | None = _tensor("BYTES")
-    messages: str | Sequence[Message] | None = _tensor(
-        "BYTES"
-    )  # chat messages, or their JSON text
+    messages: str | Sequence[Message] | None = _tensor("BYTES")  # chat messages, or their JSON text
     decoder_text_input: str | None = _tensor("BYTES")
     max_tokens: int = _tensor("INT32", DEFAULT_MAX_TOKENS)
     min_tokens: int | None = _tensor("INT32")
@@ -57,9 +55,7 @@ class GenerateRequest:
     pad_id: int | None = _tensor("INT32")
     exclude_stop_words_in_output: bool | None = _tensor("BOOL")
     exclude_input_in_output: bool | None = _tensor("BOOL")
-    timeout_ms: int | None = _tensor(
-        "INT32"
-    )  # the server then answers with what it has
+    timeout_ms: int | None = _tensor("INT32")  # the server then answers with what it has
 
     num_return_sequences: int | None = _tensor("INT32")
     beam_width: int | None = _tensor("INT32")
@@ -67,22 +63,14 @@ class GenerateRequest:
     early_stopping: bool | None = _tensor("BOOL")
     beam_search_diversity_rate: float | None = _tensor("FP32")
 
-    guided_decoding_guide_type: str | None = _tensor(
-        "BYTES"
-    )  # json, json_schema, regex, ebnf_grammar
+    guided_decoding_guide_type: str | None = _tensor("BYTES")  # json, json_schema, regex, ebnf_grammar
     guided_decoding_guide: str | None = _tensor("BYTES")
     guided_decoding_strict: bool | None = _tensor("BOOL")
     lora_name: str | None = _tensor("BYTES")
     lora_task_id: int | None = _tensor("UINT64")
-    lora_weights: Any = field(
-        default=None, metadata={"datatype": "FP16"}
-    )  # array [modules, elements]
-    lora_config: Any = field(
-        default=None, metadata={"datatype": "INT32"}
-    )  # array [modules, 3 or 4]
-    prompt_embedding_table: Any = field(
-        default=None, metadata={"datatype": "FP16"}
-    )  # array [rows, hidden]
+    lora_weights: Any = field(default=None, metadata={"datatype": "FP16"})  # array [modules, elements]
+    lora_config: Any = field(default=None, metadata={"datatype": "INT32"})  # array [modules, 3 or 4]
+    prompt_embedding_table: Any = field(default=None, metadata={"datatype": "FP16"})  # array [rows, hidden]
     prompt_table_extra_id: int | None = _tensor("UINT64")
     prompt_vocab_size: int | None = _tensor("INT32")
 
@@ -107,9 +95,7 @@ class GenerateRequest:
         """
         unknown = sorted(set(values) - set(DATATYPES))
         if unknown:
-            raise TypeError(
-                f"No such request field: {', '.join(unknown)}. Fields: {', '.join(DATATYPES)}."
-            )
+            raise TypeError(f"No such request field: {', '.join(unknown)}. Fields: {', '.join(DATATYPES)}.")
         if isinstance(prompt, GenerateRequest):
             return replace(prompt, **values)
         if isinstance(prompt, str):
@@ -118,11 +104,7 @@ class GenerateRequest:
 
     def tensors(self) -> dict[str, Any]:
         """What goes over the wire: tensor name -> Python value, unset fields left out."""
-        found = {
-            name: value
-            for name in DATATYPES
-            if (value := getattr(self, name)) is not None
-        }
+        found = {name: value for name in DATATYPES if (value := getattr(self, name)) is not None}
         if "messages" in found and not isinstance(found["messages"], str):
             found["messages"] = json.dumps(list(found["messages"]), ensure_ascii=False)
         if (self.temperature or 0) > 0 and self.top_k is None and self.top_p is None:
@@ -136,9 +118,7 @@ class GenerateRequest:
         return self.num_return_sequences or self.beam_width or 1
 
 
-DATATYPES: dict[str, str] = {
-    f.name: f.metadata["datatype"] for f in fields(GenerateRequest)
-}
+DATATYPES: dict[str, str] = {f.name: f.metadata["datatype"] for f in fields(GenerateRequest)}
 """Tensor name -> KServe datatype, in the order of the fields."""
 
 
@@ -159,9 +139,7 @@ class LogProb:
             token=entry["token"],
             logprob=float(entry["logprob"]),
             bytes=None if raw is None else tuple(raw),
-            top_logprobs=tuple(
-                cls.parse(other) for other in entry.get("top_logprobs", ())
-            ),
+            top_logprobs=tuple(cls.parse(other) for other in entry.get("top_logprobs", ())),
         )
 
 
@@ -182,15 +160,11 @@ class Chunk:
     sequence_index: int = 0
     finish_reason: str | None = None  # in a sequence's last chunk
     finish_reasons: tuple[str, ...] = ()  # one per beam
-    logprobs: tuple[
-        tuple[LogProb, ...], ...
-    ] = ()  # per beam, one per token of this chunk
+    logprobs: tuple[tuple[LogProb, ...], ...] = ()  # per beam, one per token of this chunk
     warnings: tuple[str, ...] = ()
     num_input_tokens: int | None = None
     num_output_tokens: int | None = None  # of this chunk
-    outputs: Mapping[str, Any] = field(
-        default_factory=dict, repr=False
-    )  # every output tensor of the answer, by name
+    outputs: Mapping[str, Any] = field(default_factory=dict, repr=False)  # every output tensor of the answer, by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +172,7 @@ class SequenceResult:
     """One complete answer."""
 
     text: str
-    finish_reason: str | None = (
-        None  # stop, length, cancelled, timeout, error; None: the server does not say
-    )
+    finish_reason: str | None = None  # stop, length, cancelled, timeout, error; None: the server does not say
     logprobs: tuple[LogProb, ...] = ()
 
 
@@ -212,9 +184,7 @@ class Result:
     sequences: tuple[SequenceResult, ...]
     usage: Usage = Usage()
     warnings: tuple[str, ...] = ()
-    outputs: Mapping[str, Any] = field(
-        default_factory=dict, repr=False
-    )  # other tensors, from the last chunk with each
+    outputs: Mapping[str, Any] = field(default_factory=dict, repr=False)  # other tensors, from the last chunk with each
 
     @property
     def text(self) -> str:

@@ -35,10 +35,7 @@ def new_request_id() -> str:
 
 
 def infer_request(
-    model: str,
-    request_id: str,
-    tensors: Iterable[tuple[str, str, Any]],
-    outputs: Iterable[str] = (),
+    model: str, request_id: str, tensors: Iterable[tuple[str, str, Any]], outputs: Iterable[str] = ()
 ) -> Any:
     """A ModelInferRequest for one prompt.
 
@@ -75,19 +72,9 @@ def encode(name: str, datatype: str, value: Any) -> tuple[list[int], bytes]:
             return [1, len(values)], b"".join(_with_length(text) for text in values)
         if datatype not in _SCALARS:
             return encode(name, datatype, np.asarray(value))
-        return [1, len(values)], struct.pack(
-            f"<{len(values)}{_SCALARS[datatype]}", *values
-        )
-    except (
-        struct.error,
-        OverflowError,
-        TypeError,
-        ValueError,
-        AttributeError,
-    ) as error:
-        raise RequestRefused(
-            f"{name} is {value!r:.80}; it has to be {datatype} ({error})."
-        ) from None
+        return [1, len(values)], struct.pack(f"<{len(values)}{_SCALARS[datatype]}", *values)
+    except (struct.error, OverflowError, TypeError, ValueError, AttributeError) as error:
+        raise RequestRefused(f"{name} is {value!r:.80}; it has to be {datatype} ({error}).") from None
 
 
 def decode(message: Any) -> dict[str, Any]:
@@ -101,30 +88,23 @@ def decode(message: Any) -> dict[str, Any]:
         if output.datatype == "BYTES":
             found[output.name] = _strings(raw)
         elif output.datatype in _DTYPES:
-            found[output.name] = np.frombuffer(raw, _DTYPES[output.datatype]).reshape(
-                tuple(output.shape)
-            )
+            found[output.name] = np.frombuffer(raw, _DTYPES[output.datatype]).reshape(tuple(output.shape))
         else:
-            raise ValueError(
-                f"output {output.name} has the unknown datatype {output.datatype!r}"
-            )
+            raise ValueError(f"output {output.name} has the unknown datatype {output.datatype!r}")
     return found
 
 
 def stop_tensors() -> list[tuple[str, str, Any]]:
     """The inputs of a stop request to `tensorrt_llm`; the three beside `stop` are there because they are mandatory."""
     zero: list[tuple[str, str, Any]] = [
-        (name, "INT32", 0)
-        for name in ("input_ids", "input_lengths", "request_output_len")
+        (name, "INT32", 0) for name in ("input_ids", "input_lengths", "request_output_len")
     ]
     return [*zero, ("stop", "BOOL", True)]
 
 
 def is_final(parameters: Mapping[str, Any]) -> bool:
     """Whether a response's parameters mark it as the last one."""
-    return "triton_final_response" in parameters and bool(
-        parameters["triton_final_response"].bool_param
-    )
+    return "triton_final_response" in parameters and bool(parameters["triton_final_response"].bool_param)
 
 
 def _with_length(text: str | bytes) -> bytes:
