@@ -30,6 +30,7 @@ class TensorSpec:
     dims: tuple[int, ...]
     optional: bool = False
     ragged: bool = False
+    scalar: bool = False  # declared [1] and handed to the model without that dimension
     ours: bool = False
 
 
@@ -66,6 +67,7 @@ def _tensor(entry: dict[str, Any], *, ours: bool, optional: bool) -> TensorSpec:
         dims=dims,
         optional=optional,
         ragged=bool(entry.get("allow_ragged_batch")),
+        scalar=entry.get("reshape") == [],
         ours=ours,
     )
 

@@ -1,0 +1,115 @@
+"""From a spec to engines/<name>/: which steps there are, and which of them have to run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from build_engines.files import HashCache, digest_of, sha256_file
+from build_engines.sources.model_source import ModelSource
+from build_engines.steps import Step, Workspace
+
+if TYPE_CHECKING:
+    from build_engines.progress import Progress
+    from build_engines.spec import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a build did."""
+
+    root: Path
+    ran: tuple[str, ...]
+    skipped: tuple[str, ...]
+
+
+class Build:
+    """One deployment: its source, its steps, and the directory they fill."""
+
+    def __init__(self, spec: Spec, engines_dir: Path, progress: Progress) -> None:
+        self._spec = spec
+        self._progress = progress
+        self.root = engines_dir.resolve() / spec.name
+        self._workspace = Workspace(self.root)
+
+    def pending(self) -> list[str]:
+        """Names of the steps that `run` would run, without running them."""
+        names: list[str] = []
+        for step in self._steps():
+            if names or not self._workspace.is_current(step):
+                names.append(step.name)
+        return names
+
+    def run(self) -> Outcome:
+        """Bring everything up to date.
+
+        Raises:
+            BuildError: the source, the spec or a result is not what it must be.
+            EnvironmentFault: the machine lacks something, disk space for example.
+        """
+        ran: list[str] = []
+        skipped: list[str] = []
+        with self._workspace.locked():
+            for step in self._steps():
+                if self._workspace.is_current(step):
+                    skipped.append(step.name)
+                    continue
+                self._progress.line(f"building {self.root / step.name}")
+                self._workspace.run(step)
+                ran.append(step.name)
+        return Outcome(self.root, tuple(ran), tuple(skipped))
+
+    def _steps(self) -> list[Step]:
+        self._workspace.root.mkdir(parents=True, exist_ok=True)
+        source = ModelSource.of(self._spec)
+        checkpoint = Step("checkpoint", self._source_inputs(source), lambda place: self._make_checkpoint(source, place))
+        engine = Step("engine", self._engine_inputs(checkpoint), lambda place: self._make_engine(checkpoint, place))
+        repository = Step("model_repo", self._repository_inputs(), self._make_repository)
+        return [checkpoint, engine, repository]
+
+    def _source_inputs(self, source: ModelSource) -> dict[str, Any]:
+        cache = HashCache(self.root / ".hashes.json")
+        files = source.files()
+        new = [file for file in files if not cache.knows(file)]
+        with self._progress.task("hashing the source", sum(file.stat().st_size for file in new)) as advance:
+            hashes = {file.name: cache.sha256(file, advance) for file in files}
+        if new:
+            cache.save()
+        place = {} if source.copy or source.kind == "gguf" else {"linked": str(source.path)}
+        return {"kind": source.kind, "files": hashes, **place}
+
+    def _engine_inputs(self, checkpoint: Step) -> dict[str, Any]:
+        from build_engines.targets.cpu import build_config  # noqa: PLC0415
+
+        return {"checkpoint": checkpoint.key, "build_config": build_config(self._spec)}
+
+    def _repository_inputs(self) -> dict[str, Any]:
+        from build_engines.repository import TEMPLATES, Settings, template_files  # noqa: PLC0415
+
+        templates = {str(file.relative_to(TEMPLATES)): sha256_file(file) for file in template_files()}
+        return {"templates": templates, "settings": Settings.of(self._spec, self.root).as_data()}
+
+    def _make_checkpoint(self, source: ModelSource, place: Path) -> None:
+        from build_engines.checkpoint import Checkpoint  # noqa: PLC0415
+        from build_engines.targets.cpu import check_limits  # noqa: PLC0415
+
+        source.write(place, self._progress)
+        checkpoint = Checkpoint(place)
+        check_limits(self._spec, checkpoint.config)
+        checkpoint.verify(self._progress)
+
+    def _make_engine(self, checkpoint: Step, place: Path) -> None:
+        from build_engines.targets.cpu import write_engine  # noqa: PLC0415
+
+        hashes = {
+            "spec": digest_of(self._spec.deployment.model_dump(mode="json")),
+            "checkpoint": checkpoint.key,
+            "tokenizer": sha256_file(self.root / "checkpoint" / "tokenizer.json"),
+        }
+        write_engine(place, self._spec, self.root, hashes)
+
+    def _make_repository(self, place: Path) -> None:
+        from build_engines.repository import Settings, render  # noqa: PLC0415
+
+        render(Settings.of(self._spec, self.root), place)

@@ -1,0 +1,96 @@
+"""`python -m build_engines`: build, check, template. Exit codes: 0 done, 1 wrong input, 2 usage, 3 this machine."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import sys
+import time
+from pathlib import Path
+
+from build_engines.progress import progress_for
+from python_backend.errors import BuildError, EnvironmentFault
+
+_ROOT = Path(__file__).resolve().parent.parent
+_DEFAULT_SPEC = _ROOT / "build_engines" / "specs" / "smollm2-135m.yaml"
+_DISK_ERRORS = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up", errno.EROFS: "read-only"}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; what went wrong is one message on stderr, never a traceback."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except BuildError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except EnvironmentFault as error:
+        print(error, file=sys.stderr)
+        return 3
+    except OSError as error:
+        if error.errno not in _DISK_ERRORS:
+            raise
+        print(f"{error.filename or 'build'}: {_DISK_ERRORS[error.errno]}; nothing half-written was kept.", file=sys.stderr)
+        return 3
+    except KeyboardInterrupt:
+        print("interrupted; finished steps are kept, the next build goes on from there.", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m build_engines", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    build = commands.add_parser("build", help="spec -> checkpoint -> engine -> model repository")
+    build.add_argument("--spec", type=Path, default=_DEFAULT_SPEC, help="YAML file (default: %(default)s)")
+    build.add_argument("--target", choices=["cpu"], help="instead of the spec's target")
+    build.add_argument("--engines-dir", type=Path, default=_ROOT / "engines", help="default: %(default)s")
+    build.add_argument("--dry-run", action="store_true", help="say what would be built, build nothing")
+    build.set_defaults(run=_build)
+    check = commands.add_parser("check", help="check a model repository")
+    check.add_argument("repository", type=Path, nargs="?", default=_ROOT / "model_repo", help="default: %(default)s")
+    check.set_defaults(run=_check)
+    template = commands.add_parser("template", help="write model_repo/*/config.pbtxt anew from the contract")
+    template.set_defaults(run=_template)
+    return parser
+
+
+def _build(arguments: argparse.Namespace) -> int:
+    from build_engines.build import Build  # noqa: PLC0415  each command pays for its own imports only
+    from build_engines.spec import load_spec  # noqa: PLC0415
+
+    start = time.monotonic()
+    spec = load_spec(arguments.spec)
+    build = Build(spec, arguments.engines_dir, progress_for(sys.stderr))
+    if arguments.dry_run:
+        pending = build.pending()
+        print("\n".join(f"would build {build.root / name}" for name in pending) or f"{build.root} is up to date")
+        return 0
+    outcome = build.run()
+    if outcome.ran:
+        print(f"built {', '.join(outcome.ran)} in {outcome.root} ({time.monotonic() - start:.1f} s)")
+    else:
+        print(f"{outcome.root} is up to date")
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from build_engines.check import check_repository  # noqa: PLC0415
+
+    findings = check_repository(arguments.repository)
+    for finding in findings:
+        print(finding)
+    print(f"{arguments.repository}: {len(findings)} findings" if findings else f"{arguments.repository}: in order")
+    return 1 if findings else 0
+
+
+def _template(arguments: argparse.Namespace) -> int:
+    from build_engines.repository import TEMPLATES  # noqa: PLC0415
+    from build_engines.templates import MODELS, template, to_text  # noqa: PLC0415
+
+    del arguments
+    for name in MODELS:
+        path = TEMPLATES / name / "config.pbtxt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(to_text(template(name)))
+        print(path)
+    return 0

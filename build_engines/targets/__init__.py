@@ -1,0 +1,1 @@
+"""What a checkpoint is turned into: one module per target."""
