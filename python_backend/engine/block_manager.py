@@ -166,6 +166,10 @@ class BlockManager:
     def check_integrity(self) -> None:
         """Assert every invariant; for tests and idle moments."""
         held = [0] * self.num_blocks
+        for sequence in self._chains:
+            for block in sequence.block_table:
+                held[block] += 1
+        assert held == self._ref_count
         free, idle = set(self._free), set(self._idle)
         assert len(free) == len(self._free) and not free & idle
         for block in range(self.num_blocks):
@@ -178,7 +182,6 @@ class BlockManager:
             assert content is not None and (content.parent, content.tokens) == (parent, tokens)
             assert block in self._children[parent]
         assert sum(map(len, self._children.values())) == len(self._by_key) == sum(c is not None for c in self._content)
-        assert sum(held) == 0
 
     def _root(self, salt: int) -> int:
         if salt not in self._roots:

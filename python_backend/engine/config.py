@@ -24,4 +24,5 @@ class EngineConfig:
     enable_kv_cache_reuse: bool = True
     enable_chunked_context: bool = True
     batching_strategy: Literal["inflight_fused_batching", "V1"] = "inflight_fused_batching"
+    batch_scheduler_policy: Literal["max_utilization", "guaranteed_no_evict"] = "max_utilization"
     num_threads: int = 0  # 0: OpenVINO decides

@@ -15,6 +15,7 @@ from python_backend.engine.weights import Weights
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from python_backend.engine.block_manager import BlockCopy
     from python_backend.engine.config import EngineConfig, Precision
 
 
@@ -66,11 +67,20 @@ class ModelRunner:
             typed = _view(raw, port.element_type, shape)
             self._request.set_input_tensor(self._input_index[port.any_name], typed)
 
-    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
-        """Copy KV blocks (source, target) in every layer."""
+    def copy_blocks(self, copies: list[BlockCopy]) -> None:
+        """Copy KV blocks in every layer, in order."""
         for cache in self._caches:
-            for source, target in copies:
-                cache[target] = cache[source]
+            for copy in copies:
+                cache[copy.target] = cache[copy.source]
+
+    def warm_up(self, max_batch_size: int) -> None:
+        """Run a prompt and decode steps of a few sizes, since the first run of a shape makes its kernels.
+
+        They all write into block 0, which holds nothing yet.
+        """
+        for sequences, tokens in ((1, 32), (1, 1), (max(1, max_batch_size // 4), 1), (max_batch_size, 1)):
+            self.start([StepInput([0] * tokens, 0, [0], 1)] * sequences)
+            self.wait()
 
     def start(self, steps: list[StepInput]) -> None:
         """Begin a step; `wait` gives its logits. The interpreter is free meanwhile."""
