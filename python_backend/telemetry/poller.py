@@ -1,0 +1,46 @@
+"""A thread that calls something again and again; knows nothing of what."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_log = logging.getLogger(__name__)
+
+
+class Poller:
+    """Calls `action` every `period_s` seconds until it is stopped; a call that fails is logged, once in a row."""
+
+    def __init__(self, name: str, period_s: float, action: Callable[[], None]) -> None:
+        self._period_s = period_s
+        self._action = action
+        self._stopped = threading.Event()
+        self._failing = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin; once."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after a last call."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._period_s):
+            self._call()
+        self._call()
+
+    def _call(self) -> None:
+        try:
+            self._action()
+            self._failing = False
+        except Exception:
+            if not self._failing:
+                _log.exception("%s failed; it is tried again every %s s", self._thread.name, self._period_s)
+            self._failing = True

@@ -1,0 +1,125 @@
+"""The thread that turns the engine's events into responses, so that the engine never waits for Triton.
+
+Knows nothing of sampling or scheduling; a send costs the process about 0.1 ms.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from typing import TYPE_CHECKING
+
+import triton_python_backend_utils as pb_utils
+
+from python_backend.triton import pb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from python_backend.engine.output import RequestOutput
+    from python_backend.errors import RequestError
+    from python_backend.triton.inflight import Answer, InFlight, Part
+
+_FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+_log = logging.getLogger(__name__)
+
+
+class Deliverer:
+    """Sends what the engine gives back.
+
+    Args:
+        in_flight: where the answers are found; finished ones are taken out.
+        cancel: ends a request in the engine.
+        on_part_ended: called after the last response of a prompt was sent, with its last event.
+        on_answer_ended: called when an answer is complete.
+    """
+
+    def __init__(
+        self,
+        in_flight: InFlight,
+        cancel: Callable[[str], object],
+        on_part_ended: Callable[[RequestOutput, Part], None],
+        on_answer_ended: Callable[[Answer], None],
+    ) -> None:
+        self._in_flight = in_flight
+        self._cancel = cancel
+        self._on_part_ended = on_part_ended
+        self._on_answer_ended = on_answer_ended
+        self._events: queue.SimpleQueue[list[RequestOutput] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="deliverer", daemon=True)
+
+    @property
+    def put(self) -> Callable[[list[RequestOutput]], None]:
+        """Takes the events of a step; for the engine's thread, never blocks."""
+        return self._events.put
+
+    def start(self) -> None:
+        """Begin; once."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Send what is in the queue, then end."""
+        self._events.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (events := self._events.get()) is not None:
+            for event in events:
+                try:
+                    self._deliver(event)
+                except Exception as error:
+                    # One answer that cannot be built or sent must not end all the others.
+                    self._give_up(event, error)
+
+    def _deliver(self, event: RequestOutput) -> None:
+        engine_id = event.request.request_id
+        answer = self._in_flight.get(engine_id)
+        if answer is None:  # answered by an error before
+            return
+        if event.error is not None:
+            self._end_with_error(answer, event, event.error)
+            return
+        part = answer.parts.get(engine_id)
+        if part is None:
+            return
+        for sequence in event.sequences:
+            if sequence.finish_reason is not None:
+                part.output_tokens += len(sequence.context_ids) + len(sequence.token_ids)
+                part.finish_reason = sequence.finish_reason
+        arrays = part.responder.arrays(event)
+        last = event.finished and self._in_flight.end_part(answer, engine_id)
+        if arrays is not None:
+            tensor = pb_utils.Tensor
+            response = pb_utils.InferenceResponse([tensor(name, array) for name, array in arrays])
+            answer.sender.send(response, flags=_FINAL if last else 0)
+        elif last:
+            answer.sender.send(flags=_FINAL)
+        if event.finished:
+            self._on_part_ended(event, part)
+        if last:
+            self._on_answer_ended(answer)
+
+    def _end_with_error(self, answer: Answer, event: RequestOutput, error: RequestError) -> None:
+        """One failed prompt ends its whole Triton request, since an error response ends a stream."""
+        part = answer.parts[event.request.request_id]
+        part.finish_reason = "error"
+        for engine_id in self._in_flight.drop(answer):
+            if engine_id != event.request.request_id:
+                self._cancel(engine_id)
+        answer.sender.send(pb.error_response(error), flags=_FINAL)
+        self._on_part_ended(event, part)
+        self._on_answer_ended(answer)
+
+    def _give_up(self, event: RequestOutput, error: Exception) -> None:
+        answer = self._in_flight.get(event.request.request_id)
+        if answer is None:
+            _log.error("a response could not be sent: %s", error, exc_info=error)
+            return
+        for engine_id in self._in_flight.drop(answer):
+            self._cancel(engine_id)
+        self._on_answer_ended(answer)
+        try:
+            answer.sender.send(pb.error_response(error), flags=_FINAL)
+        except Exception:
+            _log.exception("an error response could not be sent either")

@@ -1,0 +1,200 @@
+"""`tensorrt_llm`: the in-flight batching engine as a Triton model. `execute` only takes requests in; answers follow.
+
+Knows nothing of text beyond what stop strings and detokenization contexts need.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import triton_python_backend_utils as pb_utils
+
+from python_backend.engine.llm_engine import LLMEngine
+from python_backend.errors import InvalidRequest, Overloaded, StackError
+from python_backend.telemetry.gauges import EngineMetrics
+from python_backend.telemetry.poller import Poller
+from python_backend.telemetry.requests import RequestMetrics, RequestRecord
+from python_backend.text.detokenize import context_start
+from python_backend.text.stop import StopText
+from python_backend.text.tokenizer import Tokenizer
+from python_backend.triton import pb
+from python_backend.triton.cancel import CancelWatcher, ShutdownWatcher
+from python_backend.triton.deliver import Deliverer
+from python_backend.triton.inflight import Answer, InFlight, Part
+from python_backend.triton.parameters import parameters_of
+from python_backend.triton.parse import ServingLimits, is_stop, parse_requests
+from python_backend.triton.respond import Responder
+from python_backend.triton.settings import read_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from python_backend.engine.output import RequestOutput
+    from python_backend.request import GenerationRequest
+    from python_backend.triton.settings import ModelSettings
+
+_FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+_log = logging.getLogger(__name__)
+
+
+class TritonPythonModel:
+    """What Triton's Python backend looks for; one instance holds the one engine."""
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """Read the settings, compile the engine and start its threads.
+
+        Raises:
+            TritonModelException: the model cannot be served; Triton shows the text as the load error.
+        """
+        pb.log_to_triton()
+        try:
+            self._set_up(args)
+        except StackError as error:
+            raise pb_utils.TritonModelException(str(error)) from None
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        """Take requests in; each is answered through its own response sender, from the delivering thread."""
+        for request in requests:
+            self._accept(request)
+
+    def finalize(self) -> None:
+        """End what runs as cancelled, send that, and end every thread."""
+        self._closing = True
+        self._engine.stop()
+        self._deliverer.stop()
+        self._watcher.stop()
+        self._poller.stop()
+
+    def _set_up(self, args: Mapping[str, str]) -> None:
+        settings = read_settings(json.loads(args["model_config"]))
+        for note in settings.notes:
+            _log.warning(note)
+        self._closing = False
+        self._engine_ids = map(str, itertools.count())
+        self._tokenizer = Tokenizer.from_dir(settings.tokenizer_dir)
+        self._in_flight = InFlight()
+        self._deliverer = Deliverer(self._in_flight, self._cancel, self._part_ended, self._answer_ended)
+        self._engine = LLMEngine(
+            settings.checkpoint_dir, settings.engine, on_outputs=self._deliverer.put, make_text_stop=self._text_stop
+        )
+        self._limits = ServingLimits.of(
+            settings.engine, self._engine.vocab_size, settings.decoupled, settings.exclude_input_in_output
+        )
+        self._watcher = CancelWatcher(settings.cancellation_check_period_s, self._cancel_answer)
+        self._set_up_metrics(settings, {"model": args["model_name"], "version": args["model_version"]})
+        self._deliverer.start()
+        self._engine.start()
+        self._watcher.start()
+        self._poller.start()
+        ShutdownWatcher(self._drain).start()
+
+    def _set_up_metrics(self, settings: ModelSettings, labels: dict[str, str]) -> None:
+        family = pb_utils.MetricFamily
+        self._request_metrics = RequestMetrics(family, labels)
+        self._engine_metrics = EngineMetrics(family, labels, settings.engine.batching_strategy == "V1")
+        self._poller = Poller("metrics", settings.stats_check_period_s, self._poll)
+
+    def _accept(self, request: Any) -> None:
+        """Submit one Triton request, or answer it at once; nothing it holds can harm another one."""
+        sender = request.get_response_sender()
+        try:
+            tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+            if is_stop(tensors):
+                self._stop(request.request_id())
+                sender.send(pb.response(), flags=_FINAL)
+            else:
+                self._submit(request, tensors, sender)
+        except Exception as error:
+            self._request_metrics.refused(error.code if isinstance(error, StackError) else "INTERNAL")
+            sender.send(pb.error_response(error), flags=_FINAL)
+
+    def _submit(self, request: Any, tensors: Mapping[str, NDArray[Any]], sender: Any) -> None:
+        if self._closing:
+            raise Overloaded("The server is shutting down; send the request to another one.")
+        prompts = parse_requests(
+            tensors, self._limits, self._engine_ids.__next__, parameters_of(request.parameters()), request.timeout()
+        )
+        wanted = request.requested_output_names()
+        answer = Answer(request.request_id(), sender)
+        for prompt in prompts:
+            answer.parts[prompt.request_id] = Part(prompt, Responder(prompt, wanted, self._clean_start))
+        self._in_flight.add(answer)
+        self._watcher.watch(answer, sender)
+        try:
+            for prompt in prompts:
+                self._engine.submit(prompt)
+        except StackError:
+            self._watcher.forget(answer)
+            for engine_id in self._in_flight.drop(answer):
+                self._engine.cancel(engine_id)
+            raise
+
+    def _stop(self, triton_id: str) -> None:
+        """Cancel whatever runs under a Triton request id; an id that nothing has is no error."""
+        if not triton_id:
+            raise InvalidRequest(
+                "Trying to stop a request but request ID is not provided: give the id of the request to stop."
+            )
+        for engine_id in self._in_flight.engine_ids_of(triton_id):
+            self._engine.cancel(engine_id)
+
+    def _cancel(self, engine_id: str) -> None:
+        self._engine.cancel(engine_id)
+
+    def _cancel_answer(self, answer: Answer) -> None:
+        for engine_id in list(answer.parts):
+            self._engine.cancel(engine_id)
+
+    def _drain(self) -> None:
+        """The server is about to stop: refuse what comes, end what runs with what it has."""
+        self._closing = True
+        for answer in self._in_flight.answers():
+            self._cancel_answer(answer)
+
+    def _answer_ended(self, answer: Answer) -> None:
+        self._watcher.forget(answer)
+
+    def _part_ended(self, event: RequestOutput, part: Part) -> None:
+        perf, request = event.perf, part.request
+        self._request_metrics.ended(
+            RequestRecord(
+                input_tokens=len(request.prompt_ids),
+                output_tokens=part.output_tokens,
+                finish_reason=part.finish_reason or "error",
+                arrival_ns=request.arrival_ns,
+                first_scheduled_ns=perf.first_scheduled_ns if perf else 0,
+                first_token_ns=perf.first_token_ns if perf else 0,
+                last_token_ns=perf.last_token_ns if perf else 0,
+                end_ns=time.monotonic_ns(),
+                sequences=max(request.sampling.beam_width, request.sampling.num_return_sequences),
+            )
+        )
+
+    def _poll(self) -> None:
+        self._engine_metrics.update(self._engine.stats())
+        if self._engine.failure is not None and not self._closing:
+            self._give_up(self._engine.failure)
+
+    def _give_up(self, failure: BaseException) -> None:
+        """A dead engine cannot be revived in its process: end the server, so that whoever supervises it starts anew.
+
+        A Triton model has no way to become unready by itself, and a server that is ready and answers nothing but
+        errors keeps its place behind a load balancer.
+        """
+        self._closing = True
+        _log.critical("The engine has failed (%s); the server stops.", failure)
+        os.kill(os.getppid(), signal.SIGTERM)
+
+    def _text_stop(self, request: GenerationRequest) -> StopText:
+        return StopText(self._tokenizer, request.stop_texts, request.exclude_stop_words)
+
+    def _clean_start(self, sent: list[int]) -> list[int]:
+        return sent[context_start(self._tokenizer, sent, len(sent)) :]
