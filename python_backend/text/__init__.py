@@ -1,1 +1,1 @@
-"""Text on its way in and out: tokens, chat templates, word lists, stop strings. Knows nothing of Triton or the engine."""
+"""Text on its way in and out: tokens, chat templates, words, stop strings. Knows nothing of Triton or the engine."""

@@ -23,7 +23,7 @@ GUARD = "\ufdd0"  # a noncharacter; marks special-token text that must stay plai
 
 
 class Tokenizer:
-    """Encodes and decodes for one model. `bos_id`, `eos_id` are None where the model has none; `pad_id` always is an id."""
+    """Encodes and decodes for one model. `bos_id` and `eos_id` are None where it has none; `pad_id` always is an id."""
 
     def __init__(self, fast: FastTokenizer, files: TokenizerFiles | None = None) -> None:
         self.files = files or TokenizerFiles()
@@ -115,7 +115,8 @@ class Tokenizer:
         try:
             return self._fast.decode(ids, skip_special_tokens=skip_special_tokens)
         except OverflowError:
-            return self._fast.decode([i for i in ids if 0 <= i < self.vocab_size], skip_special_tokens=skip_special_tokens)
+            known = [token_id for token_id in ids if 0 <= token_id < self.vocab_size]
+            return self._fast.decode(known, skip_special_tokens=skip_special_tokens)
 
     def least_tokens(self, num_bytes: int) -> int:
         """A lower bound of the number of tokens of a text of so many bytes, without looking at it."""

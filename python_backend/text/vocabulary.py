@@ -39,8 +39,8 @@ def build_vocabulary(tokenizer: FastTokenizer, layout: dict[str, Any]) -> Vocabu
     ids = tokenizer.get_vocab(with_added_tokens=True)
     size = max(ids.values(), default=-1) + 1
     tokens: list[str | None] = [None] * size
-    for token, token_id in ids.items():
-        tokens[token_id] = token
+    for text, token_id in ids.items():
+        tokens[token_id] = text
     added = tokenizer.get_added_tokens_decoder()
     special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
     decoders = set(types_in(layout.get("decoder")))
@@ -59,7 +59,7 @@ def build_vocabulary(tokenizer: FastTokenizer, layout: dict[str, Any]) -> Vocabu
         byte_values=byte_values,
         starts_clean=starts_clean,
         max_token_bytes=_max_token_bytes(tokens, byte_level),
-        lossless=(byte_level or bool(byte_values)) and _KEEPING_NORMALIZERS >= set(types_in(layout.get("normalizer"))),
+        lossless=(byte_level or bool(byte_values)) and set(types_in(layout.get("normalizer"))) <= _KEEPING_NORMALIZERS,
     )
 
 
@@ -97,6 +97,6 @@ def byte_alphabet() -> dict[str, int]:
 
 def _max_token_bytes(tokens: list[str | None], byte_level: bool) -> int:
     texts = (token for token in tokens if token)
-    if byte_level:  # one character for each byte; an added token is written as it is
-        return max((max(len(t), len(t.encode("utf-8", "replace"))) if not t.isascii() else len(t) for t in texts), default=1)
-    return max((len(t.replace(_SPACE, " ").encode("utf-8", "replace")) for t in texts), default=1)
+    if byte_level:  # a character for each byte, or an added token as it is written: its UTF-8 is never shorter
+        return max((len(text) if text.isascii() else len(text.encode("utf-8", "replace")) for text in texts), default=1)
+    return max((len(text.replace(_SPACE, " ").encode("utf-8", "replace")) for text in texts), default=1)

@@ -16,13 +16,15 @@ from python_backend.errors import InvalidRequest, StackError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    import numpy.typing as npt
+
 _TRUE = frozenset({"true", "1", "t", "y", "yes"})
 _FALSE = frozenset({"false", "0", "f", "n", "no"})
 
 _log = logging.getLogger(__name__)
 
 
-def read(request: Any, name: str) -> np.ndarray | None:
+def read(request: Any, name: str) -> npt.NDArray[Any] | None:
     """The input tensor of that name as numpy (BYTES: object array of bytes), None when it was not sent."""
     tensor = pb_utils.get_input_tensor_by_name(request, name)
     return None if tensor is None else tensor.as_numpy()
@@ -53,7 +55,7 @@ def read_texts(request: Any, name: str) -> list[list[str]] | None:
     return None if array is None else texts_of(array, name)
 
 
-def texts_of(array: np.ndarray, name: str) -> list[list[str]]:
+def texts_of(array: npt.NDArray[Any], name: str) -> list[list[str]]:
     """BYTES of any shape as rows of text; the first dimension is the batch."""
     rows = array.reshape(array.shape[0], -1) if array.ndim else array.reshape(1, 1)
     return [[text_of(value, name) for value in row] for row in rows]
@@ -75,7 +77,7 @@ def text_of(value: bytes | str, name: str) -> str:
         ) from error
 
 
-def tensor(name: str, array: np.ndarray) -> Any:
+def tensor(name: str, array: npt.NDArray[Any]) -> Any:
     """An output tensor; int32, float32, bool and the like as they are."""
     return pb_utils.Tensor(name, array)
 

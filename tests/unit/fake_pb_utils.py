@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -62,7 +62,7 @@ class InferenceRequest:
 
 
 class Logger:
-    lines: list[tuple[str, str]] = []
+    lines: ClassVar[list[tuple[str, str]]] = []
 
     @classmethod
     def log_info(cls, text: str) -> None:

@@ -1,0 +1,138 @@
+"""The postprocessing model: generated tokens to text, piece by piece.
+
+Pure where `tensorrt_llm` sends the context along (DETOKENIZE_CONTEXT), so that any number of instances may run. A
+backend that does not is served by request id. Only moves tensors; text is made in python_backend.text.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from python_backend.errors import BuildError, InvalidRequest, StackError
+from python_backend.text.detokenize import DetokenizerTable
+from python_backend.text.output import Piece, piece_text
+from python_backend.text.tokenizer import Tokenizer
+from python_backend.triton import pb
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    import numpy.typing as npt
+
+_log = logging.getLogger(__name__)
+
+
+class Postprocessor:
+    """Requests in, lists of B * beams texts out."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True, stateful: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._table = DetokenizerTable(tokenizer, skip_special_tokens) if stateful else None
+
+    def run(self, request: Any) -> list[str]:
+        """The texts of one response, in the order of TOKENS_BATCH.
+
+        Raises:
+            InvalidRequest: the tensors do not fit each other.
+        """
+        tokens, lengths = _tokens_and_lengths(request)
+        if self._table is not None and request.request_id():
+            return [self._stateful(request, index, ids) for index, ids in enumerate(_rows(tokens, lengths))]
+        return [piece_text(self._tokenizer, piece, self._skip) for piece in read_pieces(request, tokens, lengths)]
+
+    def _stateful(self, request: Any, index: int, ids: list[int]) -> str:
+        """A stream of a backend without contexts; one without new tokens ends it."""
+        assert self._table is not None
+        batch_index, sequence_index = pb.read_scalar(request, "BATCH_INDEX"), pb.read_scalar(request, "SEQUENCE_INDEX")
+        stream = (request.request_id(), batch_index, sequence_index, index)
+        return self._table.push(stream, ids, final=not ids)
+
+
+class TritonPythonModel:
+    """What Triton loads."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the tokenizer; an error's text becomes the load error."""
+        pb.log_to_triton()
+        config = json.loads(args["model_config"])
+        try:
+            directory = pb.parameter(config, "tokenizer_dir")
+            if not directory:
+                raise BuildError("Parameter tokenizer_dir is not set; give the tokenizer's directory in config.pbtxt.")
+            self._postprocessor = Postprocessor(
+                Tokenizer.from_dir(Path(directory)),
+                skip_special_tokens=pb.bool_parameter(config, "skip_special_tokens", True),
+                stateful=pb.parameter(config, "target", "cpu") != "cpu",
+            )
+        except StackError as error:
+            raise pb.triton_error(error) from None
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        """One response for each request."""
+        return [self._respond(request) for request in requests]
+
+    def _respond(self, request: Any) -> Any:
+        try:
+            return pb.response([pb.text_tensor("OUTPUT", self._postprocessor.run(request))])
+        except Exception as error:  # whatever it is, it concerns this request alone
+            return pb.error_response(error)
+
+
+def read_pieces(request: Any, tokens: npt.NDArray[np.int32], lengths: npt.NDArray[np.int32]) -> list[Piece]:
+    """One piece for each row of tokens.
+
+    Without DETOKENIZE_CONTEXT the tokens are the whole answer. With it they are the next part of one, which ends when
+    FINISH_REASON says so.
+    """
+    rows = _rows(tokens, lengths)
+    context = pb.read(request, "DETOKENIZE_CONTEXT")
+    cut = pb.read(request, "TEXT_CUT")
+    if context is None and cut is None:
+        return [Piece(ids) for ids in rows]
+    contexts = [[]] * len(rows) if context is None else _contexts(context, len(rows))
+    cuts = [0] * len(rows) if cut is None else _per_row(cut, len(rows), "TEXT_CUT").tolist()
+    finals = _finals(request, context is None, len(rows))
+    return [Piece(*of_row) for of_row in zip(rows, contexts, finals, cuts, strict=True)]
+
+
+def _finals(request: Any, whole: bool, rows: int) -> list[bool]:
+    """Which sequences end with this response."""
+    reasons = pb.read(request, "FINISH_REASON")
+    if whole or reasons is None:
+        return [whole] * rows
+    return [bool(reason) for reason in _per_row(reasons, rows, "FINISH_REASON")]
+
+
+def _tokens_and_lengths(request: Any) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    tokens, lengths = pb.read(request, "TOKENS_BATCH"), pb.read(request, "SEQUENCE_LENGTH")
+    if tokens is None or lengths is None:
+        raise InvalidRequest("TOKENS_BATCH and SEQUENCE_LENGTH are both needed.")
+    if tokens.ndim != 3 or lengths.size != tokens.shape[0] * tokens.shape[1]:
+        raise InvalidRequest(
+            f"TOKENS_BATCH has shape {list(tokens.shape)} and SEQUENCE_LENGTH {list(lengths.shape)}; "
+            "[B, beams, length] and [B, beams] are needed."
+        )
+    return tokens, lengths
+
+
+def _rows(tokens: npt.NDArray[np.int32], lengths: npt.NDArray[np.int32]) -> list[list[int]]:
+    flat: list[list[int]] = [ids for beams in tokens.tolist() for ids in beams]
+    return [ids[: max(0, length)] for ids, length in zip(flat, lengths.reshape(-1).tolist(), strict=True)]
+
+
+def _contexts(context: npt.NDArray[np.int32], rows: int) -> list[list[int]]:
+    """Contexts without the -1 in front of them."""
+    if context.ndim != 3 or context.shape[0] * context.shape[1] != rows:
+        raise InvalidRequest(f"DETOKENIZE_CONTEXT has shape {list(context.shape)}; TOKENS_BATCH has {rows} rows.")
+    return [[token_id for token_id in ids if token_id >= 0] for beams in context.tolist() for ids in beams]
+
+
+def _per_row(array: npt.NDArray[Any], rows: int, name: str) -> npt.NDArray[Any]:
+    if array.size != rows:
+        raise InvalidRequest(f"{name} has {array.size} elements; TOKENS_BATCH has {rows} rows.")
+    return array.reshape(-1)
