@@ -55,6 +55,7 @@ class DecoderGraph:
         self.config, self.weights, self.storage = config, weights, storage
         self.buffers: list[Any] = []
         self.probes: dict[str, Any] = {}  # linear name -> node that feeds it; calibration reads them
+        self.kv_probes: dict[str, Any] = {}
         self._inputs = {name: self._parameter(name, kind, shape) for name, kind, shape in CONTROL_INPUTS}
         self._caches: list[Any] = []
 
@@ -163,6 +164,7 @@ class DecoderGraph:
 
     def _attention(self, q: Any, k: Any, v: Any) -> Any:
         c, i = self.config, len(self._caches) // 2
+        self.kv_probes |= {f"model.layers.{i}.self_attn.k_proj.out": k, f"model.layers.{i}.self_attn.v_proj.out": v}
         key_cache, value_cache = self._cache(f"key_cache.{i}"), self._cache(f"value_cache.{i}")
         control = self._inputs
         i32 = np.int32

@@ -51,21 +51,8 @@ class ModelRunner:
         self._input_index = {port.any_name: i for i, port in enumerate(compiled.inputs)}
         # The plugin packs weights at the first inference, so the memory behind the constants must outlive that too.
         self._buffers = graph.buffers
-        self._caches: list[np.ndarray] = []
-        self.kv_bytes = 0
-        self._allocate_cache(compiled, -(-config.kv_cache_tokens // config.tokens_per_block))
-
-    def _allocate_cache(self, compiled: Any, num_blocks: int) -> None:
-        for port in compiled.inputs:
-            if "cache." not in port.any_name:
-                continue
-            shape = [num_blocks, *(d.get_length() for d in list(port.partial_shape)[1:])]
-            # numpy has no bf16: own the bytes, so that blocks can be copied whatever their type is.
-            raw = np.zeros([num_blocks, int(np.prod(shape[1:])) * port.element_type.size], np.uint8)
-            self._caches.append(raw)
-            self.kv_bytes += raw.nbytes
-            typed = _view(raw, port.element_type, shape)
-            self._request.set_input_tensor(self._input_index[port.any_name], typed)
+        self._caches = allocate_cache(self._request, compiled, -(-config.kv_cache_tokens // config.tokens_per_block))
+        self.kv_bytes = sum(cache.nbytes for cache in self._caches)
 
     def copy_blocks(self, copies: list[BlockCopy]) -> None:
         """Copy KV blocks in every layer, in order."""
@@ -84,7 +71,7 @@ class ModelRunner:
 
     def start(self, steps: list[StepInput]) -> None:
         """Begin a step; `wait` gives its logits. The interpreter is free meanwhile."""
-        for name, value in _control(steps).items():
+        for name, value in control_inputs(steps).items():
             self._request.set_input_tensor(self._input_index[name], ov.Tensor(value))
         self._request.start_async()
 
@@ -95,11 +82,22 @@ class ModelRunner:
         return logits.reshape(-1, logits.shape[-1])
 
 
-def _view(raw: np.ndarray, kind: Any, shape: list[int]) -> ov.Tensor:
-    return ov.Tensor(raw.reshape(shape[0], -1), ov.Shape(shape), kind)
+def allocate_cache(request: Any, compiled: Any, num_blocks: int) -> list[np.ndarray]:
+    """Give every cache input of a compiled model its memory: uint8 arrays [num_blocks, bytes of a block]."""
+    caches = []
+    for index, port in enumerate(compiled.inputs):
+        if "cache." not in port.any_name:
+            continue
+        shape = [num_blocks, *(d.get_length() for d in list(port.partial_shape)[1:])]
+        # numpy has no bf16: own the bytes, so that blocks can be copied whatever their type is.
+        raw = np.zeros([num_blocks, int(np.prod(shape[1:])) * port.element_type.size], np.uint8)
+        request.set_input_tensor(index, ov.Tensor(raw, ov.Shape(shape), port.element_type))
+        caches.append(raw)
+    return caches
 
 
-def _control(steps: list[StepInput]) -> dict[str, np.ndarray]:
+def control_inputs(steps: list[StepInput]) -> dict[str, np.ndarray]:
+    """The inputs of the graph beside the caches, see `model`."""
     counts = [len(s.token_ids) for s in steps]
     past = np.array([s.num_computed_tokens for s in steps], np.int32)
     begins = np.zeros(len(steps) + 1, np.int32)

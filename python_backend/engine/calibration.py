@@ -1,0 +1,112 @@
+"""Runs a checkpoint over text to measure it: activation ranges for FP8, perplexity of a precision.
+
+Knows nothing of files beyond the checkpoint, nor of how scales are chosen.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import openvino as ov
+import openvino.opset15 as ops
+
+from python_backend.engine.model import DecoderGraph, Storage
+from python_backend.engine.model_config import ModelConfig
+from python_backend.engine.runner import StepInput, allocate_cache, control_inputs
+from python_backend.engine.weights import Weights
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+BLOCK = 32
+Mode = Literal["bf16", "fp8_weights", "fp8"]
+_STORAGE: dict[Mode, Storage] = {"bf16": "bf16", "fp8_weights": "fp8", "fp8": "fp8_activations"}
+
+
+def collect_amax(
+    checkpoint_dir: Path, token_batches: list[list[int]], progress: Callable[[int], None] | None = None
+) -> dict[str, float]:
+    """The largest magnitude that feeds every linear, over all tokens.
+
+    Args:
+        checkpoint_dir: a plain (not FP8) checkpoint.
+        token_batches: texts as token ids, each run from position 0.
+        progress: called with the number of texts done.
+
+    Returns:
+        Linear name without `.weight` -> amax of its input; `<layer>.self_attn.k_proj.out` and `.v_proj.out` -> amax of
+        the keys and values that enter the cache.
+    """
+    graph = DecoderGraph(ModelConfig.load(checkpoint_dir), Weights(checkpoint_dir), "f32")
+    model = graph.build()
+    probes = {**graph.probes, **graph.kv_probes}
+    outputs = [_amax_node(node) for node in probes.values()]
+    measured = ov.Model([*outputs], model.get_parameters(), "calibration")
+    run = _Session(measured, max(map(len, token_batches)))
+    found = dict.fromkeys(probes, 0.0)
+    for done, token_ids in enumerate(token_batches, 1):
+        for name, value in zip(probes, run(token_ids), strict=True):
+            found[name] = max(found[name], float(value.reshape(-1)[0]))
+        if progress is not None:
+            progress(done)
+    return found
+
+
+def perplexity(
+    checkpoint_dir: Path,
+    token_ids: list[int],
+    mode: Mode,
+    *,
+    window: int = 512,
+    progress: Callable[[int], None] | None = None,
+) -> float:
+    """exp of the mean negative log-likelihood of the tokens, in windows of `window` tokens without overlap.
+
+    `fp8` rounds the activations to E4M3 too, as a GPU does; for it and for `fp8_weights` the checkpoint is the FP8 one.
+    """
+    graph = DecoderGraph(ModelConfig.load(checkpoint_dir), Weights(checkpoint_dir), _STORAGE[mode])
+    run = _Session(graph.build(), window)
+    total, count = 0.0, 0
+    for start in range(0, len(token_ids) - 1, window):
+        part = token_ids[start : start + window]
+        if len(part) < 2:
+            break
+        logits = run(part, logits=len(part))[0]
+        total += _negative_log_likelihood(logits[:-1], np.array(part[1:]))
+        count += len(part) - 1
+        if progress is not None:
+            progress(start + len(part))
+    return float(np.exp(total / count))
+
+
+class _Session:
+    """One compiled graph that computes whole texts from position 0."""
+
+    def __init__(self, model: ov.Model, max_tokens: int) -> None:
+        options = {"PERFORMANCE_HINT": "LATENCY", "KV_CACHE_PRECISION": "f32", "INFERENCE_PRECISION_HINT": "f32"}
+        compiled = ov.Core().compile_model(model, "CPU", options)
+        self._request = compiled.create_infer_request()
+        self._index = {port.any_name: i for i, port in enumerate(compiled.inputs)}
+        self._num_blocks = -(-max_tokens // BLOCK)
+        self._caches = allocate_cache(self._request, compiled, self._num_blocks)
+
+    def __call__(self, token_ids: list[int], logits: int = 1) -> list[np.ndarray]:
+        table = list(range(-(-len(token_ids) // BLOCK)))
+        for name, value in control_inputs([StepInput(token_ids, 0, table, logits)]).items():
+            if name in self._index:
+                self._request.set_input_tensor(self._index[name], ov.Tensor(value))
+        self._request.infer()
+        return [t.data for t in self._request.output_tensors]
+
+
+def _amax_node(node: Any) -> Any:
+    flat = ops.reshape(ops.absolute(node), ops.constant(np.array([-1], np.int64)), False)
+    return ops.result(ops.reduce_max(flat, ops.constant(np.array([0], np.int64)), True))
+
+
+def _negative_log_likelihood(logits: np.ndarray, targets: np.ndarray) -> float:
+    top = logits.max(axis=1, keepdims=True)
+    normalizer = top[:, 0] + np.log(np.exp(logits - top).sum(axis=1, dtype=np.float64))
+    return float((normalizer - logits[np.arange(len(targets)), targets]).sum())
