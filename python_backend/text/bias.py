@@ -24,7 +24,7 @@ def embedding_bias(tokenizer: Tokenizer, words: Sequence[str], weights: Sequence
     writes one). An empty word is skipped together with its weight.
 
     Raises:
-        InvalidRequest: the counts differ, or a weight is not finite.
+        InvalidRequest: the counts differ, or a weight is NaN or +inf.
     """
     if len(words) != len(weights):
         raise InvalidRequest(
@@ -32,8 +32,8 @@ def embedding_bias(tokenizer: Tokenizer, words: Sequence[str], weights: Sequence
             "send one weight for each word."
         )
     for weight in weights:
-        if not np.isfinite(weight):
-            raise out_of_range("embedding_bias_weights", weight, "any finite number")
+        if np.isnan(weight) or weight == np.inf:
+            raise out_of_range("embedding_bias_weights", weight, "finite numbers, and -inf to ban a token")
     clean_words(words, "embedding_bias_words")
     bias = np.zeros(tokenizer.vocab_size, np.float32)
     for word, weight in zip(words, weights, strict=True):
