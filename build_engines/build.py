@@ -80,19 +80,19 @@ class Build:
         return {"kind": source.kind, "files": hashes, **place}
 
     def _engine_inputs(self, checkpoint: Step) -> dict[str, Any]:
-        from build_engines.targets.cpu import build_config  # noqa: PLC0415
+        from build_engines.targets.cpu import build_config
 
         return {"checkpoint": checkpoint.key, "build_config": build_config(self._spec)}
 
     def _repository_inputs(self) -> dict[str, Any]:
-        from build_engines.repository import TEMPLATES, Settings, template_files  # noqa: PLC0415
+        from build_engines.repository import TEMPLATES, Settings, template_files
 
         templates = {str(file.relative_to(TEMPLATES)): sha256_file(file) for file in template_files()}
         return {"templates": templates, "settings": Settings.of(self._spec, self.root).as_data()}
 
     def _make_checkpoint(self, source: ModelSource, place: Path) -> None:
-        from build_engines.checkpoint import Checkpoint  # noqa: PLC0415
-        from build_engines.targets.cpu import check_limits  # noqa: PLC0415
+        from build_engines.checkpoint import Checkpoint
+        from build_engines.targets.cpu import check_limits
 
         source.write(place, self._progress)
         checkpoint = Checkpoint(place)
@@ -100,7 +100,7 @@ class Build:
         checkpoint.verify(self._progress)
 
     def _make_engine(self, checkpoint: Step, place: Path) -> None:
-        from build_engines.targets.cpu import write_engine  # noqa: PLC0415
+        from build_engines.targets.cpu import write_engine
 
         hashes = {
             "spec": digest_of(self._spec.deployment.model_dump(mode="json")),
@@ -110,6 +110,6 @@ class Build:
         write_engine(place, self._spec, self.root, hashes)
 
     def _make_repository(self, place: Path) -> None:
-        from build_engines.repository import Settings, render  # noqa: PLC0415
+        from build_engines.repository import Settings, render
 
         render(Settings.of(self._spec, self.root), place)

@@ -114,6 +114,24 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def end_ids(directory: Path) -> list[int]:
+    """Ids of every token that ends an answer: the tokenizer's eos first, then those of generation_config.json.
+
+    Without generation_config.json, config.json says them.
+    """
+
+    def optional(name: str) -> dict[str, Any]:
+        return read_json(directory / name) if (directory / name).is_file() else {}
+
+    eos = optional("tokenizer_config.json").get("eos_token")
+    text = eos.get("content") if isinstance(eos, dict) else eos
+    added = read_json(directory / "tokenizer.json").get("added_tokens", [])
+    own = [token["id"] for token in added if token["content"] == text]
+    listed = optional("generation_config.json").get("eos_token_id", optional("config.json").get("eos_token_id"))
+    listed = listed if isinstance(listed, list) else [listed]
+    return list(dict.fromkeys([*own, *(token for token in listed if isinstance(token, int))]))
+
+
 def _verify_finite(entry: TensorEntry) -> None:
     flat = entry.read().reshape(-1)
     for start in range(0, flat.size, _CHUNK_ELEMENTS):

@@ -30,7 +30,8 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in _DISK_ERRORS:
             raise
-        print(f"{error.filename or 'build'}: {_DISK_ERRORS[error.errno]}; nothing half-written was kept.", file=sys.stderr)
+        reason = _DISK_ERRORS[error.errno]
+        print(f"{error.filename or 'build'}: {reason}; nothing half-written was kept.", file=sys.stderr)
         return 3
     except KeyboardInterrupt:
         print("interrupted; finished steps are kept, the next build goes on from there.", file=sys.stderr)
@@ -55,8 +56,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _build(arguments: argparse.Namespace) -> int:
-    from build_engines.build import Build  # noqa: PLC0415  each command pays for its own imports only
-    from build_engines.spec import load_spec  # noqa: PLC0415
+    from build_engines.build import Build  # each command pays for its own imports only
+    from build_engines.spec import load_spec
 
     start = time.monotonic()
     spec = load_spec(arguments.spec)
@@ -74,7 +75,7 @@ def _build(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from build_engines.check import check_repository  # noqa: PLC0415
+    from build_engines.check import check_repository
 
     findings = check_repository(arguments.repository)
     for finding in findings:
@@ -84,8 +85,8 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _template(arguments: argparse.Namespace) -> int:
-    from build_engines.repository import TEMPLATES  # noqa: PLC0415
-    from build_engines.templates import MODELS, template, to_text  # noqa: PLC0415
+    from build_engines.repository import TEMPLATES
+    from build_engines.templates import MODELS, template, to_text
 
     del arguments
     for name in MODELS:

@@ -99,7 +99,7 @@ class HashCache:
     def knows(self, file: Path) -> bool:
         """Whether `sha256` will answer without reading the file."""
         known = self._entries.get(str(file))
-        return bool(known) and known[:-1] == _state(file)
+        return known is not None and known[:-1] == _state(file)
 
     def save(self) -> None:
         """Keep the entries for the next build."""

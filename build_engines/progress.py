@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, TextIO
 
 Advance = Callable[[int], None]
@@ -20,16 +20,8 @@ class Progress(Protocol):
     def line(self, text: str) -> None:
         """One sentence."""
 
-    def task(self, title: str, total: int, unit: str = "bytes") -> TaskContext:
+    def task(self, title: str, total: int, unit: str = "bytes") -> AbstractContextManager[Advance]:
         """A context that gives a function to call with each amount of `total` done."""
-
-
-class TaskContext(Protocol):
-    """What `Progress.task` returns."""
-
-    def __enter__(self) -> Advance: ...
-
-    def __exit__(self, *exc: object) -> bool | None: ...
 
 
 class PlainProgress:
@@ -39,11 +31,13 @@ class PlainProgress:
         self._stream = stream
 
     def line(self, text: str) -> None:
+        """One sentence."""
         self._stream.write(text + "\n")
         self._stream.flush()
 
     @contextmanager
     def task(self, title: str, total: int, unit: str = "bytes") -> Iterator[Advance]:
+        """Lines for a long task, nothing for a short one."""
         start = last = time.monotonic()
         done = 0
 
@@ -66,7 +60,8 @@ class BarProgress(PlainProgress):
 
     @contextmanager
     def task(self, title: str, total: int, unit: str = "bytes") -> Iterator[Advance]:
-        from rich.console import Console  # noqa: PLC0415  an up-to-date build must not pay for it
+        """A bar while the task runs."""
+        from rich.console import Console  # an up-to-date build must not pay for it
         from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bars
 
@@ -81,10 +76,12 @@ class Silent:
     """Says nothing; for tests and for callers with a report of their own."""
 
     def line(self, text: str) -> None:
+        """Nothing."""
         del text
 
     @contextmanager
     def task(self, title: str, total: int, unit: str = "bytes") -> Iterator[Advance]:
+        """Nothing."""
         del title, total, unit
         yield lambda _done: None
 

@@ -80,9 +80,9 @@ def render(settings: Settings, place: Path) -> None:
     Raises:
         BuildError: a template is missing or no model configuration.
     """
-    from google.protobuf.text_format import ParseError  # noqa: PLC0415
+    from google.protobuf.text_format import ParseError
 
-    from build_engines.templates import MODELS, from_text, to_text  # noqa: PLC0415  protobuf and gRPC are slow to import
+    from build_engines.templates import MODELS, from_text, to_text  # protobuf and gRPC are slow to import
 
     for name in MODELS:
         source = TEMPLATES / name

@@ -14,6 +14,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import NDArray
 
 from python_backend.errors import BuildError
 
@@ -45,7 +46,7 @@ class TensorEntry:
     offset: int  # bytes from the start of the file
     size: int  # bytes
 
-    def read(self) -> np.ndarray:
+    def read(self) -> NDArray[Any]:
         """The tensor, mapped from the file (read only)."""
         if self.size == 0:
             return np.zeros(self.shape, DTYPES[self.dtype])
@@ -60,7 +61,7 @@ class TensorPlan:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    make: Callable[[], np.ndarray]
+    make: Callable[[], NDArray[Any]]
 
     @property
     def size(self) -> int:
@@ -78,7 +79,7 @@ def read_entries(file: Path) -> dict[str, TensorEntry]:
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         if total < 8 or not 2 <= length <= min(total - 8, _MAX_HEADER_BYTES):
-            raise BuildError(f"{file}: not a whole safetensors file ({total} bytes, header of {length}); copy it again.")
+            raise BuildError(f"{file}: not a whole safetensors file ({total} bytes); copy it again.")
         try:
             header = json.loads(stream.read(length))
         except ValueError as error:
@@ -94,7 +95,7 @@ def _entry(file: Path, name: str, meta: dict[str, Any], start: int, total: int) 
         raise BuildError(f"{file}: tensor {name} has data type {dtype}; readable: {', '.join(DTYPES)}.")
     if start + end > total:
         raise BuildError(
-            f"{file}: tensor {name} ends at byte {start + end} of a file of {total}: the file is truncated; copy it again."
+            f"{file}: tensor {name} ends at byte {start + end}, the file at {total}: it is truncated; copy it again."
         )
     if end - begin != math.prod(shape) * DTYPES[dtype].itemsize:
         raise BuildError(f"{file}: tensor {name} has {end - begin} bytes, which is not {dtype} {list(shape)}.")
@@ -109,7 +110,7 @@ def write_checkpoint(
     if len(shards) == 1:
         _write_file(directory / "model.safetensors", shards[0], advance)
         return
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         _write_file(directory / name, shard, advance)

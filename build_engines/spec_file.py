@@ -44,7 +44,7 @@ class SpecFile:
         lines: dict[Location, int] = {(): 1}
         findings: list[tuple[Location, str]] = []
         _index(node, (), lines, findings)
-        return cls(path, yaml.load(text, _LOADER), lines, tuple(findings))  # noqa: S506  a safe loader
+        return cls(path, yaml.load(text, _LOADER), lines, tuple(findings))
 
     def line(self, location: Location) -> int:
         """The line of a key, or of the nearest key around it."""
@@ -62,9 +62,7 @@ class SpecFile:
         return value if isinstance(value, dict) else {}
 
 
-def _index(
-    node: yaml.Node, at: Location, lines: dict[Location, int], findings: list[tuple[Location, str]]
-) -> None:
+def _index(node: yaml.Node, at: Location, lines: dict[Location, int], findings: list[tuple[Location, str]]) -> None:
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             place = (*at, str(key.value))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import NDArray
 
 from build_engines.architectures import FAMILIES, Family, tensor_shapes
 from build_engines.files import write_json
@@ -113,7 +114,7 @@ class GGUFSource:
                 config[f"{key}_token_id"] = token
         return config
 
-    def _rope_freqs(self) -> np.ndarray | None:
+    def _rope_freqs(self) -> NDArray[Any] | None:
         tensor = self._tensors.get("rope_freqs.weight")
         return None if tensor is None else np.asarray(tensor.data, np.float32)
 
@@ -125,7 +126,7 @@ class GGUFSource:
             raise BuildError(f"{self.path}: tensor {unknown[0]} has no place in {self.family.architecture}.")
         return plans
 
-    def _maker(self, name: str, shape: tuple[int, ...]) -> Callable[[], np.ndarray]:
+    def _maker(self, name: str, shape: tuple[int, ...]) -> Callable[[], NDArray[Any]]:
         tensor = self._tensors.get(_gguf_name(name))
         if tensor is None:
             raise BuildError(f"{self.path}: tensor {_gguf_name(name)} is missing.")
@@ -136,11 +137,11 @@ class GGUFSource:
             )
         return lambda: self._weights(name, tensor)
 
-    def _weights(self, name: str, tensor: ReaderTensor) -> np.ndarray:
-        from gguf.quants import dequantize  # noqa: PLC0415  slow to import
+    def _weights(self, name: str, tensor: ReaderTensor) -> NDArray[Any]:
+        from gguf.quants import dequantize  # slow to import
 
         try:
-            values = dequantize(tensor.data, tensor.tensor_type)
+            values: NDArray[Any] = dequantize(tensor.data, tensor.tensor_type)
         except NotImplementedError as error:
             kind = tensor.tensor_type.name
             raise BuildError(f"{self.path}: tensor {tensor.name} is {kind}, which cannot be dequantised.") from error
@@ -153,7 +154,7 @@ class GGUFSource:
 
 
 def _open(path: Path) -> tuple[dict[str, Any], dict[str, ReaderTensor]]:
-    from gguf import GGUFReader  # noqa: PLC0415  slow to import
+    from gguf import GGUFReader  # slow to import
 
     try:
         reader = GGUFReader(path)
@@ -171,7 +172,7 @@ def _gguf_name(name: str) -> str:
     return f"blk.{index}.{_IN_LAYER[rest]}.{kind}"
 
 
-def _undo_rotary_permutation(values: np.ndarray, heads: int) -> np.ndarray:
+def _undo_rotary_permutation(values: NDArray[Any], heads: int) -> NDArray[Any]:
     """llama.cpp rotates neighbouring rows of a head, Hugging Face its two halves: rows (pair, half) -> (half, pair)."""
     rows = values.shape[0]
     paired = values.reshape(heads, rows // heads // 2, 2, *values.shape[1:])

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from build_engines.architectures import Family
 from python_backend.errors import BuildError
@@ -15,7 +16,7 @@ _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_ORIGINAL = 1.0, 4.0, 8192
 
 
 def rope_scaling(
-    metadata: dict[str, Any], family: Family, config: dict[str, Any], freqs: np.ndarray | None, where: str
+    metadata: dict[str, Any], family: Family, config: dict[str, Any], freqs: NDArray[Any] | None, where: str
 ) -> dict[str, Any] | None:
     """The `rope_scaling` entry of config.json, or None for plain RoPE.
 
@@ -36,7 +37,7 @@ def rope_scaling(
     return scaling
 
 
-def llama3_factors(head_dim: int, theta: float, factor: float) -> np.ndarray:
+def llama3_factors(head_dim: int, theta: float, factor: float) -> NDArray[Any]:
     """What each rotary frequency is divided by under Llama 3's scaling, float32 [head_dim / 2]."""
     wavelength = 2 * math.pi * theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     smooth = (_LLAMA3_ORIGINAL / wavelength - _LLAMA3_LOW) / (_LLAMA3_HIGH - _LLAMA3_LOW)
@@ -45,7 +46,7 @@ def llama3_factors(head_dim: int, theta: float, factor: float) -> np.ndarray:
     return np.where(long, factor, np.where(short, 1.0, between)).astype(np.float32)
 
 
-def _llama3(freqs: np.ndarray, config: dict[str, Any], where: str) -> dict[str, Any]:
+def _llama3(freqs: NDArray[Any], config: dict[str, Any], where: str) -> dict[str, Any]:
     factor = float(freqs.max())
     expected = llama3_factors(config["head_dim"], config["rope_theta"], factor)
     if freqs.shape != expected.shape or not np.allclose(freqs, expected, rtol=1e-3):

@@ -193,9 +193,7 @@ def _template(vocabulary: _Vocabulary) -> dict[str, Any] | None:
         end = [{"SpecialToken": {"id": eos, "type_id": type_id}}] if eos else []
         return [*start, {"Sequence": {"id": letter, "type_id": type_id}}, *end]
 
-    special = {
-        token: {"id": token, "ids": [vocabulary.tokens.index(token)], "tokens": [token]} for token in (bos, eos) if token
-    }
+    special = {t: {"id": t, "ids": [vocabulary.tokens.index(t)], "tokens": [t]} for t in (bos, eos) if t}
     return {
         "type": "TemplateProcessing",
         "single": sequence("A", 0),

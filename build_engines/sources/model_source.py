@@ -53,7 +53,7 @@ class ModelSource:
         if self.kind == "hf":
             place_files(self.path, directory, copy=self.copy)
             return
-        from build_engines.sources.gguf import GGUFSource  # noqa: PLC0415  seconds to import and open
+        from build_engines.sources.gguf import GGUFSource  # seconds to import and open
 
         GGUFSource(self.path).write(directory, progress)
 

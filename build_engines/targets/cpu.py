@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from build_engines.checkpoint import read_json
+from build_engines.checkpoint import end_ids, read_json
 from build_engines.files import write_json
 from python_backend import __version__
 
@@ -28,8 +28,6 @@ def write_engine(directory: Path, spec: Spec, root: Path, hashes: dict[str, str]
     Raises:
         BuildError: a limit of the spec is over what the model can do.
     """
-    from python_backend.text.files import read_tokenizer_files  # noqa: PLC0415
-
     checkpoint = "checkpoint-fp8" if spec.deployment.precision == "fp8" else "checkpoint"
     config = read_json(root / checkpoint / "config.json")
     check_limits(spec, config)
@@ -42,7 +40,7 @@ def write_engine(directory: Path, spec: Spec, root: Path, hashes: dict[str, str]
             "build_config": build_config(spec),
             "checkpoint_dir": f"../{checkpoint}",
             "tokenizer_dir": "../checkpoint",
-            "end_ids": list(read_tokenizer_files(root / "checkpoint").generation_eos_ids),
+            "end_ids": end_ids(root / "checkpoint"),
             "hashes": hashes,
         },
     )
