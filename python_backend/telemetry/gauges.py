@@ -69,7 +69,7 @@ class EngineMetrics:
             spec.name: Series(factory, factory.GAUGE, spec, labels)
             for spec in (REQUESTS, MEMORY, KV_CACHE, batcher, GENERAL)
         }
-        self._counters = {spec.name: Series(factory, factory.COUNTER, spec, labels)[""] for spec in COUNTERS}
+        self._counters = {spec.name: Series(factory, factory.COUNTER, spec, labels) for spec in COUNTERS}
         self._shown: dict[tuple[str, str], float] = {}
         self._counted: dict[str, int] = dict.fromkeys(self._counters, 0)
 
@@ -84,7 +84,7 @@ class EngineMetrics:
             more = total - self._counted[spec.name]
             if more > 0:
                 self._counted[spec.name] = total
-                self._counters[spec.name].increment(more)
+                self._counters[spec.name][""].increment(more)
 
     def _values(self, stats: EngineStats) -> list[tuple[FamilySpec, dict[str, float]]]:
         return [

@@ -32,7 +32,7 @@ class Deliverer:
         in_flight: where the answers are found; finished ones are taken out.
         cancel: ends a request in the engine.
         on_part_ended: called after the last response of a prompt was sent, with its last event.
-        on_answer_ended: called when an answer is complete.
+        on_answer_ended: called before the final response of an answer is sent.
     """
 
     def __init__(
@@ -88,17 +88,18 @@ class Deliverer:
                 part.output_tokens += len(sequence.context_ids) + len(sequence.token_ids)
                 part.finish_reason = sequence.finish_reason
         arrays = part.responder.arrays(event)
-        last = event.finished and self._in_flight.end_part(answer, engine_id)
-        if arrays is not None:
-            tensor = pb_utils.Tensor
-            response = pb_utils.InferenceResponse([tensor(name, array) for name, array in arrays])
-            answer.sender.send(response, flags=_FINAL if last else 0)
-        elif last:
-            answer.sender.send(flags=_FINAL)
-        if event.finished:
-            self._on_part_ended(event, part)
+        if arrays is None:
+            return
+        tensor = pb_utils.Tensor
+        response = pb_utils.InferenceResponse([tensor(name, array) for name, array in arrays])
+        if not event.finished:
+            answer.sender.send(response)
+            return
+        last = self._in_flight.end_part(answer, engine_id)
         if last:
             self._on_answer_ended(answer)
+        answer.sender.send(response, flags=_FINAL if last else 0)
+        self._on_part_ended(event, part)
 
     def _end_with_error(self, answer: Answer, event: RequestOutput, error: RequestError) -> None:
         """One failed prompt ends its whole Triton request, since an error response ends a stream."""
@@ -107,9 +108,9 @@ class Deliverer:
         for engine_id in self._in_flight.drop(answer):
             if engine_id != event.request.request_id:
                 self._cancel(engine_id)
+        self._on_answer_ended(answer)
         answer.sender.send(pb.error_response(error), flags=_FINAL)
         self._on_part_ended(event, part)
-        self._on_answer_ended(answer)
 
     def _give_up(self, event: RequestOutput, error: Exception) -> None:
         answer = self._in_flight.get(event.request.request_id)

@@ -49,7 +49,7 @@ class Responder:
         """The outputs of one response by name; None when the event has nothing to show."""
         sequences = event.sequences
         ended = any(sequence.finish_reason is not None for sequence in sequences)
-        if not ended and self._opened and not any(sequence.token_ids for sequence in sequences):
+        if not ended and not event.finished and not any(sequence.token_ids for sequence in sequences):
             return None
         arrays = [(name, write(event)) for name, write in self._every]
         if not self._opened:

@@ -197,10 +197,10 @@ def _engine_config(file: EngineFile, parameters: ModelParameters, model_config: 
         changes["max_beam_width"] = parameters.max_beam_width
     if parameters.max_tokens_in_paged_kv_cache is not None:
         changes["kv_cache_tokens"] = parameters.max_tokens_in_paged_kv_cache
-    if parameters.enable_kv_cache_reuse is not None:
-        changes["enable_kv_cache_reuse"] = parameters.enable_kv_cache_reuse
-    if parameters.enable_chunked_context is not None:
-        changes["enable_chunked_context"] = parameters.enable_chunked_context
+    for key in ("enable_kv_cache_reuse", "enable_chunked_context", "batch_scheduler_policy"):
+        value = getattr(parameters, key)
+        if value is not None:
+            changes[key] = value
     _check_attention_window(parameters.max_attention_window_size, built.max_seq_len)
     queue_size = _max_queue_size(model_config)
     if queue_size is not None:
