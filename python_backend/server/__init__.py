@@ -1,0 +1,1 @@
+"""Starts the real tritonserver on a model repository and leaves nothing behind."""

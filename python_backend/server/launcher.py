@@ -1,0 +1,184 @@
+"""The life of one server: checks, build if asked, start, READY, and an end that leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from python_backend.errors import BuildError, EnvironmentFault, StackError
+from python_backend.server import preflight, readiness
+from python_backend.server.addresses import Addresses
+from python_backend.server.log_reader import LogReader, for_a_person, load_failures
+from python_backend.server.triton_process import TritonProcess
+from python_backend.server.workspace import Workspace, sweep
+
+_STOP_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+_KEPT_LOGS = 10
+_PERIOD_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to serve and where."""
+
+    model_repository: Path | None  # None: the one that spec builds
+    spec: Path
+    engines_dir: Path
+    addresses: Addresses
+    model: str  # must answer before READY
+    log_file: Path | None
+    exit_timeout_s: int
+    exit_with_parent: bool
+
+
+class Launcher:
+    """Runs one server in the foreground.
+
+    Args:
+        say: shows a line of progress or trouble.
+        ready: shows the READY line.
+    """
+
+    def __init__(self, options: Options, say: Callable[[str], None], ready: Callable[[str], None]) -> None:
+        self._options = options
+        self._say = say
+        self._ready = ready
+        self._parent = os.getppid()
+        self._log_lines: list[str] = []
+
+    def run(self) -> int:
+        """Serves until a signal, the parent's end or a failure; returns the exit code 0 when it ended as asked.
+
+        Raises:
+            BuildError: the repository is wrong, a model did not load, or Triton ended by itself.
+            EnvironmentFault: this machine lacks something.
+        """
+        preflight.check_machine()
+        sweep()
+        preflight.check_shared_memory()
+        addresses = self._options.addresses.settled()
+        repository = self._repository()
+        preflight.check_repository(repository, self._options.model)
+        log_file = self._log_file(repository)
+        addresses = addresses.settled()  # a build may have taken minutes
+        self._say(f"starting Triton; its log is {_short(log_file)}")
+        started = time.monotonic()
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)  # from here on they are waited for, not handled
+        server = TritonProcess(Workspace.create(), repository, addresses, log_file, self._options.exit_timeout_s)
+        try:
+            self._log = LogReader(log_file)
+            if self._await_ready(server, addresses):
+                self._ready(f"READY {addresses} after {time.monotonic() - started:.1f} s")
+                self._serve(server)
+            self._stop(server)
+        finally:
+            server.clean_up()
+        return 0
+
+    def _repository(self) -> Path:
+        if self._options.model_repository is not None:
+            return self._options.model_repository.resolve()
+        import sys
+
+        from build_engines.build import Build
+        from build_engines.progress import progress_for
+        from build_engines.spec import load_spec
+
+        build = Build(load_spec(self._options.spec), self._options.engines_dir, progress_for(sys.stderr))
+        return build.run().root / "model_repo"
+
+    def _log_file(self, repository: Path) -> Path:
+        if self._options.log_file is not None:
+            path = self._options.log_file.resolve()
+        else:
+            path = repository.parent / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            for old in sorted(path.parent.glob("2*-*-*.log"))[: -_KEPT_LOGS + 1]:
+                old.unlink()
+            path.touch()
+        except OSError as error:
+            raise EnvironmentFault(f"the log {path} cannot be written ({error.strerror}): choose --log-file.") from None
+        preflight.check_disk(path.parent)
+        return path
+
+    def _await_ready(self, server: TritonProcess, addresses: Addresses) -> bool:
+        """True when a request succeeded, False when the server is to stop before that."""
+        ended = threading.Event()
+        failures: list[StackError] = []
+
+        def probe() -> None:
+            try:
+                if readiness.wait_until_loaded(addresses, lambda: not ended.is_set()):
+                    readiness.check_request(addresses, self._options.model)
+            except StackError as error:
+                failures.append(error)
+
+        prober = threading.Thread(target=probe, name="readiness", daemon=True)
+        prober.start()
+        try:
+            while prober.is_alive():
+                if self._asked_to_stop():
+                    return False
+                self._check_alive(server)
+        finally:
+            ended.set()
+        if failures:
+            raise BuildError(f"{failures[0]} Log: {_short(self._log.path)}")
+        return True
+
+    def _serve(self, server: TritonProcess) -> None:
+        """Until the server is to stop; shows errors of Triton and the models as they come."""
+        while not self._asked_to_stop():
+            self._check_alive(server)
+            for line in self._read_log():
+                text = for_a_person(line)
+                if text:
+                    self._say(text)
+
+    def _stop(self, server: TritonProcess) -> None:
+        """Ends the server; a second signal ends it at once."""
+        self._say("stopping; once more to force it")
+        server.terminate()
+        deadline = time.monotonic() + self._options.exit_timeout_s + 5
+        while server.exit_code() is None and time.monotonic() < deadline:
+            if signal.sigtimedwait(_STOP_SIGNALS, _PERIOD_S):
+                server.kill()
+
+    def _asked_to_stop(self) -> bool:
+        """Waits a moment for a signal; also true when the parent has ended and that is to be heeded."""
+        if signal.sigtimedwait(_STOP_SIGNALS, _PERIOD_S):
+            return True
+        return self._options.exit_with_parent and os.getppid() != self._parent
+
+    def _check_alive(self, server: TritonProcess) -> None:
+        code = server.exit_code()
+        if code is None:
+            return
+        self._read_log()
+        where = f"Log: {_short(self._log.path)}"
+        failures = load_failures(self._log_lines)
+        if failures:
+            reasons = " ".join(f"Model {failure.model} did not load: {failure.reason}." for failure in failures)
+            raise BuildError(f"{reasons} {where}")
+        errors = [text for text in map(for_a_person, self._log_lines) if text]
+        last = f" Its last error: {errors[-1]}." if errors else ""
+        raise BuildError(f"Triton ended by itself with exit code {code}.{last} {where}")
+
+    def _read_log(self) -> list[str]:
+        lines = self._log.new_lines()
+        self._log_lines = (self._log_lines + lines)[-2000:]
+        return lines
+
+
+def _short(path: Path) -> str:
+    """Relative to the current directory when it lies below it."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

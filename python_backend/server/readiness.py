@@ -1,0 +1,67 @@
+"""Finds out whether a request would succeed, by sending one. Knows only HTTP and the text-level tensors."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import time
+from collections.abc import Callable
+
+from python_backend.errors import BuildError
+from python_backend.server.addresses import Addresses
+
+_WARM_UP = {"text_input": "Hello", "max_tokens": 2}
+
+
+def wait_until_loaded(addresses: Addresses, keep_waiting: Callable[[], bool], period_s: float = 0.05) -> bool:
+    """True when Triton says that all models are loaded; False when keep_waiting() said no before that."""
+    while keep_waiting():
+        if _status(addresses, "/v2/health/ready") == 200:
+            return True
+        time.sleep(period_s)
+    return False
+
+
+def check_request(addresses: Addresses, model: str, timeout_s: float = 120.0) -> None:
+    """Sends one small request to model, and sees that all three ports answer.
+
+    Raises:
+        BuildError: the request did not succeed; the message holds the server's own.
+    """
+    connection = http.client.HTTPConnection(addresses.host, addresses.http, timeout=timeout_s)
+    try:
+        connection.request("POST", f"/v2/models/{model}/generate", json.dumps(_WARM_UP))
+        response = connection.getresponse()
+        body = response.read().decode(errors="replace")
+    except OSError as error:
+        raise BuildError(f"model {model} did not answer the first request: {error}.") from None
+    finally:
+        connection.close()
+    if response.status != 200:
+        raise BuildError(f"model {model} refused the first request: {_message(body)}")
+    if "text_output" not in json.loads(body):
+        raise BuildError(f"model {model} answered the first request without text_output: {body[:200]}")
+    for name, port in (("gRPC", addresses.grpc), ("metrics", addresses.metrics)):
+        try:
+            socket.create_connection((addresses.host, port), timeout=5).close()
+        except OSError as error:
+            raise BuildError(f"Triton does not listen on its {name} port {port}: {error}.") from None
+
+
+def _status(addresses: Addresses, path: str) -> int:
+    connection = http.client.HTTPConnection(addresses.host, addresses.http, timeout=5)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status
+    except OSError:
+        return 0  # does not listen yet
+    finally:
+        connection.close()
+
+
+def _message(body: str) -> str:
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return body[:500]

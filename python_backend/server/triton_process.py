@@ -1,0 +1,131 @@
+"""The tritonserver process, its stubs, and the watcher that ends them when the launcher is killed."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from python_backend.server.addresses import Addresses
+from python_backend.server.watcher import end_group
+from python_backend.server.workspace import Workspace
+
+_PR_SET_PDEATHSIG = 1
+_SHM_BYTES = 4 * 2**20  # per model instance at the start, and per growth
+
+
+class TritonProcess:
+    """One running tritonserver, leader of its own session; its stubs are in the same process group."""
+
+    def __init__(self, workspace: Workspace, repository: Path, addresses: Addresses, log_file: Path, exit_timeout_s: int):
+        self._workspace = workspace
+        self._watcher = _start_watcher()
+        self._tell(f"folder {workspace.folder}")
+        self._tell(f"shm {workspace.shm_prefix}")
+        command = _command(workspace, repository, addresses, exit_timeout_s)
+        with log_file.open("ab") as log:
+            self._server = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=_environment(),
+                start_new_session=True,
+                preexec_fn=_in_child(ctypes.CDLL(None, use_errno=True), os.getpid()),
+            )
+        self._tell(f"group {self._server.pid}")
+
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._server.poll()
+
+    def terminate(self) -> None:
+        """Asks the models to end what runs and Triton to stop.
+
+        The whole group gets SIGTERM: Triton's stubs do not die of it, and the engine's model takes it as the sign to
+        cancel its requests, which Triton would otherwise wait for.
+        """
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Ends server and stubs at once."""
+        self._signal(signal.SIGKILL)
+
+    def clean_up(self) -> None:
+        """Kills what is left of the group and removes its files; afterwards nothing of this server exists."""
+        self.kill()
+        self._server.wait()
+        end_group(self._server.pid)  # the stubs are not our children: they must be gone before their files are removed
+        self._workspace.remove()
+        self._tell("done")
+        assert self._watcher.stdin is not None
+        self._watcher.stdin.close()
+        self._watcher.wait()
+
+    def _signal(self, number: int) -> None:
+        try:
+            os.killpg(self._server.pid, number)
+        except ProcessLookupError:
+            return  # everybody has ended
+
+    def _tell(self, line: str) -> None:
+        assert self._watcher.stdin is not None
+        try:
+            self._watcher.stdin.write(f"{line}\n".encode())
+            self._watcher.stdin.flush()
+        except BrokenPipeError:
+            return  # somebody killed the watcher; this process still cleans up
+
+
+def _command(workspace: Workspace, repository: Path, addresses: Addresses, exit_timeout_s: int) -> list[str]:
+    command = [str(workspace.tritonserver), f"--model-repository={repository}"]
+    for name in ("http", "grpc", "metrics"):
+        command += [f"--{name}-address={addresses.host}", f"--{name}-port={getattr(addresses, name)}"]
+    command += [
+        f"--backend-directory={workspace.backends}",
+        f"--backend-config=python,shm-region-prefix-name={workspace.shm_prefix}",
+        f"--backend-config=python,shm-default-byte-size={_SHM_BYTES}",
+        f"--backend-config=python,shm-growth-byte-size={_SHM_BYTES}",
+        f"--exit-timeout-secs={exit_timeout_s}",
+        "--log-verbose=0",
+    ]
+    return command
+
+
+def _environment() -> dict[str, str]:
+    """The stub takes the python3 that is first on PATH, and its libpython from where that Python lives."""
+    environment = dict(os.environ)
+    environment["PATH"] = f"{sys.prefix}/bin{os.pathsep}{environment.get('PATH', os.defpath)}"
+    library = Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib")
+    if (library / f"libpython{sys.version_info.major}.{sys.version_info.minor}.so.1.0").exists():
+        others = environment.get("LD_LIBRARY_PATH")
+        environment["LD_LIBRARY_PATH"] = f"{library}{os.pathsep}{others}" if others else str(library)
+    return environment
+
+
+def _in_child(libc: ctypes.CDLL, launcher_pid: int):  # type: ignore[no-untyped-def]
+    """What the child runs before exec: default signals, and death together with the launcher."""
+
+    def prepare() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != launcher_pid:  # the launcher died before prctl
+            os._exit(1)
+
+    return prepare
+
+
+def _start_watcher() -> subprocess.Popen[bytes]:
+    """By file name and from its folder, so that a kill by the launcher's command line does not hit it too."""
+    file = Path(__file__).with_name("watcher.py")
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", file.name],
+        cwd=file.parent,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
