@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from jinja2 import TemplateError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.filters import do_indent
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from python_backend.errors import InvalidRequest, LimitExceeded
@@ -138,6 +139,12 @@ def _format(layout: str, *args: Any, **kwargs: Any) -> str:
     return layout % (kwargs or args)
 
 
+def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    if (width if isinstance(width, int) else len(width)) > 999:
+        raise SecurityError("indent: width must be under 1000")
+    return do_indent(text, width, first, blank)
+
+
 def _is_small(value: Any) -> bool:
     """Whether multiplying it stays harmless: numbers under a million, texts and lists under a thousand items."""
     if isinstance(value, (int, float)):
@@ -175,6 +182,7 @@ def make_environment() -> ImmutableSandboxedEnvironment:
     environment.globals["strftime_now"] = _strftime_now
     environment.filters["tojson"] = _tojson
     environment.filters["format"] = _format
+    environment.filters["indent"] = _indent
     for padding in ("center", "wordwrap"):
         del environment.filters[padding]
     return environment

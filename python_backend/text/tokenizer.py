@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer as FastTokenizer
 
@@ -89,8 +89,10 @@ class Tokenizer:
         Special-token text that holds GUARD (see `guard`) is encoded as the plain text it is without it.
         """
         check_text(text)
-        fast = self._guarded if GUARD in text else self._fast
-        return list(fast.encode(text, add_special_tokens=False).ids)
+        if GUARD not in text:
+            return list(self._fast.encode(text, add_special_tokens=False).ids)
+        guarded, own_ids = self._guarded
+        return [own_ids.get(token_id, token_id) for token_id in guarded.encode(text, add_special_tokens=False).ids]
 
     def guard(self, text: str) -> str:
         """The text with GUARD inside every special token that it spells out.
@@ -173,16 +175,36 @@ class Tokenizer:
         return ids
 
     @cached_property
-    def _guarded(self) -> FastTokenizer:
-        """The tokenizer that drops GUARD, but only after it looked for special tokens."""
+    def _guarded(self) -> tuple[FastTokenizer, dict[int, int]]:
+        """The tokenizer that drops GUARD, but only after it looked for special tokens; and its added ids -> ours."""
         layout = json.loads(self._fast.to_str())
         drop = {"type": "Replace", "pattern": {"String": GUARD}, "content": ""}
         own = layout.get("normalizer")
         layout["normalizer"] = {"type": "Sequence", "normalizers": [drop, own]} if own else drop
-        for token in layout.get("added_tokens", ()):
+        specials = {token["content"] for token in layout["added_tokens"] if token["special"]}
+        for token in layout["added_tokens"]:
             if token["special"]:
                 token["normalized"] = False
-        return FastTokenizer.from_str(json.dumps(layout))
+        _hide_pieces(layout["model"], specials)
+        guarded = FastTokenizer.from_str(json.dumps(layout))
+        contents: dict[str, int] = {token["content"]: token["id"] for token in layout["added_tokens"]}
+        here = guarded.get_vocab(with_added_tokens=True)
+        return guarded, {here[content]: token_id for content, token_id in contents.items()}
+
+
+def _hide_pieces(model: dict[str, Any], specials: set[str]) -> None:
+    """Rename special tokens in a model's own vocabulary, where it could put them together from plain text.
+
+    The unknown token stays: the model needs it, and it controls nothing.
+    """
+    vocab = model["vocab"]
+    if isinstance(vocab, list):  # Unigram: [piece, score] by id
+        for token_id, entry in enumerate(vocab):
+            if entry[0] in specials and token_id != model.get("unk_id"):
+                entry[0] = GUARD + entry[0]
+    else:
+        for piece in specials.intersection(vocab) - {model.get("unk_token")}:
+            vocab[GUARD + piece] = vocab.pop(piece)
 
 
 def check_text(text: str, name: str = "The text") -> None:
