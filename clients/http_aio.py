@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +12,10 @@ import aiohttp
 
 from clients import http_wire, wire
 from clients.answer import Answer
-from clients.errors import ClientError, StreamBroken, connection_lost, from_http, out_of_time, unreachable
+from clients.errors import ClientError, connection_lost, from_http, out_of_time, unreachable
+from clients.http_answer import HttpAnswer
 from clients.http_client import CONNECT_TIMEOUT_S, CONTROL_TIMEOUT_S, DEFAULT_URL, base_url
 from clients.model_info import ModelInfo
-from clients.sse import EventParser
 from clients.types import Chunk, GenerateRequest, Prompt, Result
 
 if TYPE_CHECKING:
@@ -96,9 +95,10 @@ class AsyncHttpClient:
         info = await self.info()
         if not request.stream:
             request = info.with_usage(request)
-        stream = AsyncHttpStream(self, request, info, Answer(request, request_id or wire.new_request_id(), timeout))
+        answer = Answer(request, request_id or wire.new_request_id(), timeout)
+        stream = AsyncHttpStream(self, HttpAnswer(request, info, answer), info.patience(timeout))
         try:
-            await stream.open(request)
+            await stream.open()
         except asyncio.CancelledError:
             # The server may have the request already.
             await asyncio.shield(asyncio.ensure_future(stream.cancel()))
@@ -122,32 +122,29 @@ class AsyncHttpClient:
 class AsyncHttpStream:
     """Iterates over the chunks of one answer; leaving its `async with` early cancels the request on the server."""
 
-    def __init__(self, client: AsyncHttpClient, request: GenerateRequest, info: ModelInfo, answer: Answer) -> None:
+    def __init__(self, client: AsyncHttpClient, http: HttpAnswer, patience: float | None) -> None:
         self._client = client
-        self._answer = answer
-        self._says_why = "finish_reason" in info.outputs
-        self._limits = aiohttp.ClientTimeout(total=info.patience(answer.timeout), sock_connect=CONNECT_TIMEOUT_S)
-        # /generate gives one response only; several sequences without streaming come as several events.
-        self._single = not request.stream and request.num_sequences == 1
-        self._body = http_wire.generate_body(answer.request_id, info.tensors(request, answer.timeout))
+        self._http = http
+        self._answer = http.answer
+        self._limits = aiohttp.ClientTimeout(total=patience, sock_connect=CONNECT_TIMEOUT_S)
         self._reply: aiohttp.ClientResponse | None = None
         self._over = False
-        self._chunks = self._read()
 
-    async def open(self, request: GenerateRequest) -> None:
+    async def open(self) -> None:
         """Send the request and wait until the server takes or refuses it."""
-        path = f"/v2/models/{self._client.model}/generate" + ("" if self._single else "_stream")
+        url = f"{self._client.url}/v2/models/{self._client.model}/{self._http.verb}"
         headers = http_wire.headers(self.request_id)
         try:
             self._reply = await self._client.session.post(
-                self._client.url + path, data=self._body, headers=headers, timeout=self._limits
+                url, data=self._http.body, headers=headers, timeout=self._limits
             )
             content = b"" if self._reply.status == 200 else await self._reply.read()
         except aiohttp.ClientConnectorError as error:
             self._over = True
             raise unreachable(self._client.url, _reason(error)) from None
         except (aiohttp.ClientError, asyncio.TimeoutError) as error:
-            raise await self._failed(error) from None
+            await self.cancel()
+            raise self._broken(error) from None
         if self._reply.status != 200:
             self._over = True
             raise from_http(self._reply.status, content, self._client.url)
@@ -162,15 +159,19 @@ class AsyncHttpStream:
         """What has arrived so far; the whole answer once the iteration is over."""
         return self._answer.result()
 
-    def __aiter__(self) -> AsyncHttpStream:
+    def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Chunk:
         try:
-            return await self._chunks.__anext__()
+            while (chunk := self._http.take()) is None:
+                if self._over or self._reply is None:
+                    raise StopAsyncIteration
+                await self._read(self._reply)
         except ClientError:
             await self.cancel()
             raise
+        return chunk
 
     async def cancel(self) -> None:
         """End the request on the server; the iteration then ends quietly. Safe to call twice."""
@@ -192,39 +193,19 @@ class AsyncHttpStream:
         # The stop request must get out even when this task is being cancelled.
         await asyncio.shield(asyncio.ensure_future(self.cancel()))
 
-    async def _read(self) -> AsyncIterator[Chunk]:
-        async for outputs in self._events():
-            chunk = self._answer.add(outputs)
-            if chunk is not None:
-                yield chunk
-        self._over = True
-        self._answer.finish(complete=self._answer.has_every_finish_reason or not self._says_why)
-
-    async def _events(self) -> AsyncIterator[dict[str, Any]]:
-        if self._single:
-            yield http_wire.outputs(b"".join([piece async for piece in self._pieces()]))
-            return
-        parser = EventParser()
-        async for piece in self._pieces():
-            try:
-                for data in parser.feed(piece):
-                    yield http_wire.outputs(data, self._answer.text)
-            except UnicodeDecodeError as error:
-                raise StreamBroken(f"The server sent bytes that are not UTF-8 ({error}).", self._answer.text) from None
-
-    async def _pieces(self) -> AsyncIterator[bytes]:
-        if self._reply is None:
-            return
+    async def _read(self, reply: aiohttp.ClientResponse) -> None:
         try:
-            async for piece in self._reply.content.iter_any():
-                yield piece
+            piece = await reply.content.readany()
         except (aiohttp.ClientError, asyncio.TimeoutError) as error:
             if not self._answer.cancelled:
-                raise await self._failed(error) from None
+                raise self._broken(error) from None
+            return
+        if not piece:
+            self._over = True
+        self._http.feed(piece)
 
-    async def _failed(self, error: Exception) -> ClientError:
+    def _broken(self, error: Exception) -> ClientError:
         if isinstance(error, asyncio.TimeoutError):
-            await self.cancel()
             return out_of_time(self._answer.timeout, self._answer.text)
         return connection_lost(self._client.url, _reason(error), self._answer.text)
 

@@ -6,7 +6,6 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +16,13 @@ from clients.answer import Answer
 from clients.errors import (
     ClientError,
     DeadlineExceeded,
-    StreamBroken,
     connection_lost,
     from_http,
     out_of_time,
     unreachable,
 )
+from clients.http_answer import HttpAnswer
 from clients.model_info import ModelInfo
-from clients.sse import EventParser
 from clients.types import Chunk, GenerateRequest, Prompt, Result
 
 if TYPE_CHECKING:
@@ -139,7 +137,7 @@ class HttpClient:
         if not request.stream:
             request = info.with_usage(request)
         answer = Answer(request, request_id or wire.new_request_id(), timeout)
-        return HttpStream(self, request, info, answer)
+        return HttpStream(self, HttpAnswer(request, info, answer), info.patience(timeout))
 
     def _control(self, method: str, path: str, stop_id: str | None = None) -> bytes:
         body = None if stop_id is None else http_wire.stop_body(stop_id)
@@ -152,8 +150,8 @@ class HttpClient:
             raise from_http(reply.status, reply.data, self.url)
         return reply.data
 
-    def open(self, path: str, body: bytes, request_id: str, read_timeout: float | None) -> urllib3.BaseHTTPResponse:
-        """POST and return the response unread.
+    def open(self, verb: str, body: bytes, request_id: str, read_timeout: float | None) -> urllib3.BaseHTTPResponse:
+        """POST to the model and return the response unread.
 
         Raises:
             DeadlineExceeded: nothing within `read_timeout` seconds.
@@ -163,7 +161,12 @@ class HttpClient:
         headers = http_wire.headers(request_id)
         try:
             reply = self._pool.request(
-                "POST", self.url + path, body=body, headers=headers, timeout=limits, preload_content=False
+                "POST",
+                f"{self.url}/v2/models/{self.model}/{verb}",
+                body=body,
+                headers=headers,
+                timeout=limits,
+                preload_content=False,
             )
         except urllib3.exceptions.ReadTimeoutError:
             raise DeadlineExceeded("no answer") from None
@@ -184,24 +187,18 @@ class HttpClient:
 class HttpStream:
     """Iterates over the chunks of one answer. Leaving it early, in any way, cancels the request on the server."""
 
-    def __init__(self, client: HttpClient, request: GenerateRequest, info: ModelInfo, answer: Answer) -> None:
+    def __init__(self, client: HttpClient, http: HttpAnswer, patience: float | None) -> None:
         self._over = True  # until there is something to cancel
         self._client = client
-        self._answer = answer
-        self._says_why = "finish_reason" in info.outputs
-        patience = info.patience(answer.timeout)
+        self._http = http
+        self._answer = http.answer
         self._deadline = None if patience is None else time.monotonic() + patience
-        # /generate gives one response only; several sequences without streaming come as several events.
-        self._single = not request.stream and request.num_sequences == 1
-        path = f"/v2/models/{client.model}/generate" + ("" if self._single else "_stream")
-        body = http_wire.generate_body(answer.request_id, info.tensors(request, answer.timeout))
         try:
-            self._reply = client.open(path, body, answer.request_id, patience)
+            self._reply = client.open(http.verb, http.body, self.request_id, patience)
         except DeadlineExceeded:
             self._stop()
-            raise out_of_time(answer.timeout) from None
+            raise out_of_time(self._answer.timeout) from None
         self._over = False
-        self._chunks = self._read()
 
     @property
     def request_id(self) -> str:
@@ -213,15 +210,19 @@ class HttpStream:
         """What has arrived so far; the whole answer once the iteration is over."""
         return self._answer.result()
 
-    def __iter__(self) -> HttpStream:
+    def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Chunk:
         try:
-            return next(self._chunks)
+            while (chunk := self._http.take()) is None:
+                if self._over:
+                    raise StopIteration
+                self._read()
         except ClientError:
             self.cancel()
             raise
+        return chunk
 
     def cancel(self) -> None:
         """End the request on the server; the iteration then ends quietly. Safe from any thread, and twice."""
@@ -244,40 +245,20 @@ class HttpStream:
         # A loop left by `break` drops its stream without closing it.
         self.cancel()
 
-    def _read(self) -> Iterator[Chunk]:
-        for outputs in self._events():
-            chunk = self._answer.add(outputs)
-            if chunk is not None:
-                yield chunk
-        self._over = True
-        self._answer.finish(complete=self._answer.has_every_finish_reason or not self._says_why)
-
-    def _events(self) -> Iterator[dict[str, Any]]:
-        if self._single:
-            yield http_wire.outputs(b"".join(self._pieces()))
-            return
-        parser = EventParser()
-        for piece in self._pieces():
-            try:
-                for data in parser.feed(piece):
-                    yield http_wire.outputs(data, self._answer.text)
-            except UnicodeDecodeError as error:
-                raise StreamBroken(f"The server sent bytes that are not UTF-8 ({error}).", self._answer.text) from None
-
-    def _pieces(self) -> Iterator[bytes]:
+    def _read(self) -> None:
         try:
-            while not self._answer.cancelled:
-                self._limit_wait()
-                piece = self._reply.read1(_PIECE)
-                if not piece:
-                    self._reply.release_conn()
-                    return
-                yield piece
+            self._limit_wait()
+            piece = self._reply.read1(_PIECE)
         except urllib3.exceptions.ReadTimeoutError:
             raise out_of_time(self._answer.timeout, self._answer.text) from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
             if not self._answer.cancelled:
                 raise connection_lost(self._client.url, _reason(error), self._answer.text) from None
+            return
+        if not piece:
+            self._over = True
+            self._reply.release_conn()
+        self._http.feed(piece)
 
     def _limit_wait(self) -> None:
         """A read may take no longer than what is left of the deadline."""

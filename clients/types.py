@@ -178,7 +178,7 @@ class SequenceResult:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """All that came back for a request; `text`, `finish_reason` and `logprobs` are the first sequence's."""
+    """All that came back for a request."""
 
     request_id: str
     sequences: tuple[SequenceResult, ...]
@@ -188,12 +188,15 @@ class Result:
 
     @property
     def text(self) -> str:
+        """The first sequence's text."""
         return self.sequences[0].text
 
     @property
     def finish_reason(self) -> str | None:
+        """Why the first sequence ended."""
         return self.sequences[0].finish_reason
 
     @property
     def logprobs(self) -> tuple[LogProb, ...]:
+        """The first sequence's log-probabilities, when asked for."""
         return self.sequences[0].logprobs

@@ -108,7 +108,9 @@ def is_final(parameters: Mapping[str, Any]) -> bool:
 
 
 def _with_length(text: str | bytes) -> bytes:
-    raw = text.encode() if isinstance(text, str) else bytes(text)
+    if not isinstance(text, (str, bytes)):
+        raise TypeError(f"{type(text).__name__} is not text")
+    raw = text.encode() if isinstance(text, str) else text
     return _LENGTH.pack(len(raw)) + raw
 
 
