@@ -122,8 +122,7 @@ class Scheduler:
         slots = self.config.max_batch_size - sum(g.width for g in self.running)
         if group.width > slots:
             return 0
-        for sequence in group.sequences:
-            batch.copies += self.blocks.match_prefix(sequence)
+        copies = [copy for sequence in group.sequences for copy in self.blocks.match_prefix(sequence)]
         cached = sum(len(s.block_table) for s in group.sequences)
         plan = self._plan(group, budget)
         if not plan or max(self._needed(plan), self._to_keep_free(group, plan)) > self.blocks.num_free:
@@ -132,10 +131,11 @@ class Scheduler:
             return 0
         self.waiting.popleft()
         self.running.append(group)
+        batch.copies += copies
         if not group.preempted:
             group.reused_blocks = cached
             prompt_blocks = sum(self.blocks.blocks_for(s.num_prompt_tokens) for s in group.sequences)
-            group.alloc_new_blocks = max(prompt_blocks - cached, 0)
+            group.alloc_new_blocks = prompt_blocks - cached + len(copies)
             self.prompt_tokens += sum(s.num_prompt_tokens for s in group.sequences)
             self.cached_prompt_tokens += sum(s.num_cached_tokens for s in group.sequences)
         return self._schedule(group, plan, batch)
