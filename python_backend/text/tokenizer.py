@@ -32,8 +32,7 @@ class Tokenizer:
         fast.no_padding()
         self._fast = fast
         self._decoder = fast.decoder
-        layout = json.loads(fast.to_str())
-        self.vocabulary: Vocabulary = build_vocabulary(fast, layout)
+        self.vocabulary: Vocabulary = build_vocabulary(fast)
         self.bos_id = self._special_id("bos_token")
         self.unk_id = self._special_id("unk_token")
         own_eos = self._special_id("eos_token")

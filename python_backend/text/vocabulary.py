@@ -5,6 +5,7 @@ Knows nothing of requests; reads a tokenizer's own JSON, never a model's name.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -34,8 +35,8 @@ class Vocabulary:
     lossless: bool  # whether a text of n bytes needs at least n / max_token_bytes tokens
 
 
-def build_vocabulary(tokenizer: FastTokenizer, layout: dict[str, Any]) -> Vocabulary:
-    """The tables of a tokenizer; `layout` is its tokenizer.json without the model's vocabulary."""
+def build_vocabulary(tokenizer: FastTokenizer) -> Vocabulary:
+    """The tables of a tokenizer."""
     ids = tokenizer.get_vocab(with_added_tokens=True)
     size = max(ids.values(), default=-1) + 1
     tokens: list[str | None] = [None] * size
@@ -43,7 +44,7 @@ def build_vocabulary(tokenizer: FastTokenizer, layout: dict[str, Any]) -> Vocabu
         tokens[token_id] = text
     added = tokenizer.get_added_tokens_decoder()
     special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-    decoders = set(types_in(layout.get("decoder")))
+    decoders = set(_types_in(_layout(tokenizer.decoder)))
     byte_level = "ByteLevel" in decoders
     byte_values = _byte_values(tokens) if "ByteFallback" in decoders else {}
     starts = _continuation_starts(tokens) if byte_level else {i for i, b in byte_values.items() if 0x80 <= b <= 0xBF}
@@ -59,18 +60,24 @@ def build_vocabulary(tokenizer: FastTokenizer, layout: dict[str, Any]) -> Vocabu
         byte_values=byte_values,
         starts_clean=starts_clean,
         max_token_bytes=_max_token_bytes(tokens, byte_level),
-        lossless=(byte_level or bool(byte_values)) and set(types_in(layout.get("normalizer"))) <= _KEEPING_NORMALIZERS,
+        lossless=(byte_level or bool(byte_values))
+        and set(_types_in(_layout(tokenizer.normalizer))) <= _KEEPING_NORMALIZERS,
     )
 
 
-def types_in(component: Any) -> Iterator[str]:
+def _layout(component: Any) -> Any:
+    """What tokenizer.json says about a component; its pickled state is that text."""
+    return None if component is None else json.loads(component.__getstate__())
+
+
+def _types_in(component: Any) -> Iterator[str]:
     """The types of a tokenizer.json component (normalizer, decoder, …) and of the parts of a Sequence."""
     if not component:
         return
     yield component["type"]
     for key in ("normalizers", "pretokenizers", "processors", "decoders"):
         for part in component.get(key, ()):
-            yield from types_in(part)
+            yield from _types_in(part)
 
 
 def _byte_values(tokens: list[str | None]) -> dict[int, int]:
@@ -81,10 +88,9 @@ def _byte_values(tokens: list[str | None]) -> dict[int, int]:
 def _continuation_starts(tokens: list[str | None]) -> set[int]:
     """Byte-level tokens whose first byte continues a character that an earlier token began."""
     table = byte_alphabet()
+    alphabet = table.keys()
     continuing = {char for char, byte in table.items() if 0x80 <= byte <= 0xBF}
-    return {
-        i for i, token in enumerate(tokens) if token and token[0] in continuing and all(char in table for char in token)
-    }
+    return {i for i, token in enumerate(tokens) if token and token[0] in continuing and alphabet >= set(token)}
 
 
 def byte_alphabet() -> dict[str, int]:
@@ -96,7 +102,10 @@ def byte_alphabet() -> dict[str, int]:
 
 
 def _max_token_bytes(tokens: list[str | None], byte_level: bool) -> int:
-    texts = (token for token in tokens if token)
-    if byte_level:  # a character for each byte, or an added token as it is written: its UTF-8 is never shorter
-        return max((len(text) if text.isascii() else len(text.encode("utf-8", "replace")) for text in texts), default=1)
-    return max((len(text.replace(_SPACE, " ").encode("utf-8", "replace")) for text in texts), default=1)
+    alphabet = byte_alphabet().keys() if byte_level else set()
+    longest = 1
+    for token in tokens:
+        if token and len(token) * 4 > longest:
+            size = len(token) if alphabet >= set(token) else len(token.replace(_SPACE, " ").encode("utf-8", "replace"))
+            longest = max(longest, size)
+    return longest

@@ -18,25 +18,26 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    Tensors = Mapping[str, npt.NDArray[Any]]
+
 _TRUE = frozenset({"true", "1", "t", "y", "yes"})
 _FALSE = frozenset({"false", "0", "f", "n", "no"})
 
 _log = logging.getLogger(__name__)
 
 
-def read(request: Any, name: str) -> npt.NDArray[Any] | None:
-    """The input tensor of that name as numpy (BYTES: object array of bytes), None when it was not sent."""
-    tensor = pb_utils.get_input_tensor_by_name(request, name)
-    return None if tensor is None else tensor.as_numpy()
+def read_inputs(request: Any) -> Tensors:
+    """Every input that was sent, by name (BYTES: object arrays of bytes)."""
+    return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
 
 
-def read_scalar(request: Any, name: str) -> Any:
+def read_scalar(tensors: Tensors, name: str) -> Any:
     """The only element of an input [1, 1] as a plain Python value (BYTES: str), None when it was not sent.
 
     Raises:
         InvalidRequest: the tensor has more or fewer elements than one, or its text is no UTF-8.
     """
-    array = read(request, name)
+    array = tensors.get(name)
     if array is None:
         return None
     if array.size != 1:
@@ -45,18 +46,15 @@ def read_scalar(request: Any, name: str) -> Any:
     return text_of(value, name) if array.dtype == object else value.item()
 
 
-def read_texts(request: Any, name: str) -> list[list[str]] | None:
+def read_texts(tensors: Tensors, name: str) -> list[list[str]] | None:
     """A BYTES input [B, n] as one list of texts per batch element, None when it was not sent.
 
     Raises:
         InvalidRequest: an element is no UTF-8.
     """
-    array = read(request, name)
-    return None if array is None else texts_of(array, name)
-
-
-def texts_of(array: npt.NDArray[Any], name: str) -> list[list[str]]:
-    """BYTES of any shape as rows of text; the first dimension is the batch."""
+    array = tensors.get(name)
+    if array is None:
+        return None
     rows = array.reshape(array.shape[0], -1) if array.ndim else array.reshape(1, 1)
     return [[text_of(value, name) for value in row] for row in rows]
 

@@ -7,7 +7,6 @@ backend that does not is served by request id. Only moves tensors; text is made 
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-_log = logging.getLogger(__name__)
-
 
 class Postprocessor:
     """Requests in, lists of B * beams texts out."""
@@ -34,23 +31,17 @@ class Postprocessor:
         self._skip = skip_special_tokens
         self._table = DetokenizerTable(tokenizer, skip_special_tokens) if stateful else None
 
-    def run(self, request: Any) -> list[str]:
+    def run(self, tensors: pb.Tensors, request_id: str = "") -> list[str]:
         """The texts of one response, in the order of TOKENS_BATCH.
 
         Raises:
             InvalidRequest: the tensors do not fit each other.
         """
-        tokens, lengths = _tokens_and_lengths(request)
-        if self._table is not None and request.request_id():
-            return [self._stateful(request, index, ids) for index, ids in enumerate(_rows(tokens, lengths))]
-        return [piece_text(self._tokenizer, piece, self._skip) for piece in read_pieces(request, tokens, lengths)]
-
-    def _stateful(self, request: Any, index: int, ids: list[int]) -> str:
-        """A stream of a backend without contexts; one without new tokens ends it."""
-        assert self._table is not None
-        batch_index, sequence_index = pb.read_scalar(request, "BATCH_INDEX"), pb.read_scalar(request, "SEQUENCE_INDEX")
-        stream = (request.request_id(), batch_index, sequence_index, index)
-        return self._table.push(stream, ids, final=not ids)
+        if self._table is None or not request_id:
+            return [piece_text(self._tokenizer, piece, self._skip) for piece in read_pieces(tensors)]
+        # A backend without contexts; a response without new tokens ends the stream.
+        which = (request_id, pb.read_scalar(tensors, "BATCH_INDEX"), pb.read_scalar(tensors, "SEQUENCE_INDEX"))
+        return [self._table.push((*which, row), ids, final=not ids) for row, ids in enumerate(_rows(tensors))]
 
 
 class TritonPythonModel:
@@ -78,38 +69,40 @@ class TritonPythonModel:
 
     def _respond(self, request: Any) -> Any:
         try:
-            return pb.response([pb.text_tensor("OUTPUT", self._postprocessor.run(request))])
+            return pb.response(
+                [pb.text_tensor("OUTPUT", self._postprocessor.run(pb.read_inputs(request), request.request_id()))]
+            )
         except Exception as error:  # whatever it is, it concerns this request alone
             return pb.error_response(error)
 
 
-def read_pieces(request: Any, tokens: npt.NDArray[np.int32], lengths: npt.NDArray[np.int32]) -> list[Piece]:
+def read_pieces(tensors: pb.Tensors) -> list[Piece]:
     """One piece for each row of tokens.
 
     Without DETOKENIZE_CONTEXT the tokens are the whole answer. With it they are the next part of one, which ends when
     FINISH_REASON says so.
     """
-    rows = _rows(tokens, lengths)
-    context = pb.read(request, "DETOKENIZE_CONTEXT")
-    cut = pb.read(request, "TEXT_CUT")
+    rows = _rows(tensors)
+    context, cut = tensors.get("DETOKENIZE_CONTEXT"), tensors.get("TEXT_CUT")
     if context is None and cut is None:
         return [Piece(ids) for ids in rows]
     contexts = [[]] * len(rows) if context is None else _contexts(context, len(rows))
     cuts = [0] * len(rows) if cut is None else _per_row(cut, len(rows), "TEXT_CUT").tolist()
-    finals = _finals(request, context is None, len(rows))
+    finals = _finals(tensors, context is None, len(rows))
     return [Piece(*of_row) for of_row in zip(rows, contexts, finals, cuts, strict=True)]
 
 
-def _finals(request: Any, whole: bool, rows: int) -> list[bool]:
+def _finals(tensors: pb.Tensors, whole: bool, rows: int) -> list[bool]:
     """Which sequences end with this response."""
-    reasons = pb.read(request, "FINISH_REASON")
+    reasons = tensors.get("FINISH_REASON")
     if whole or reasons is None:
         return [whole] * rows
     return [bool(reason) for reason in _per_row(reasons, rows, "FINISH_REASON")]
 
 
-def _tokens_and_lengths(request: Any) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    tokens, lengths = pb.read(request, "TOKENS_BATCH"), pb.read(request, "SEQUENCE_LENGTH")
+def _rows(tensors: pb.Tensors) -> list[list[int]]:
+    """The tokens of each sequence without the padding behind them."""
+    tokens, lengths = tensors.get("TOKENS_BATCH"), tensors.get("SEQUENCE_LENGTH")
     if tokens is None or lengths is None:
         raise InvalidRequest("TOKENS_BATCH and SEQUENCE_LENGTH are both needed.")
     if tokens.ndim != 3 or lengths.size != tokens.shape[0] * tokens.shape[1]:
@@ -117,10 +110,6 @@ def _tokens_and_lengths(request: Any) -> tuple[npt.NDArray[np.int32], npt.NDArra
             f"TOKENS_BATCH has shape {list(tokens.shape)} and SEQUENCE_LENGTH {list(lengths.shape)}; "
             "[B, beams, length] and [B, beams] are needed."
         )
-    return tokens, lengths
-
-
-def _rows(tokens: npt.NDArray[np.int32], lengths: npt.NDArray[np.int32]) -> list[list[int]]:
     flat: list[list[int]] = [ids for beams in tokens.tolist() for ids in beams]
     return [ids[: max(0, length)] for ids, length in zip(flat, lengths.reshape(-1).tolist(), strict=True)]
 

@@ -72,46 +72,52 @@ class Preprocessor:
     def run(self, requests: Sequence[Any]) -> list[dict[str, npt.NDArray[Any]] | Exception]:
         """One result for each request, in order."""
         results: dict[int, dict[str, npt.NDArray[Any]] | Exception] = {}
+        tensors: dict[int, pb.Tensors] = {}
         inputs: dict[int, PromptInputs] = {}
         for index, request in enumerate(requests):
             try:
-                self._refuse_unsupported(request)
-                inputs[index] = _read_inputs(request)
+                tensors[index] = pb.read_inputs(request)
+                self._refuse_unsupported(tensors[index], request.request_id())
+                inputs[index] = _prompt_inputs(tensors[index])
             except Exception as error:  # whatever it is, it concerns this request alone
                 results[index] = error
         for index, prompts in zip(inputs, self._builder.build(list(inputs.values())), strict=True):
             try:
-                results[index] = prompts if isinstance(prompts, Exception) else self._outputs(requests[index], prompts)
+                if isinstance(prompts, Exception):
+                    results[index] = prompts
+                    continue
+                wanted = requests[index].requested_output_names()
+                outputs = self._outputs(tensors[index], prompts)
+                results[index] = {name: array for name, array in outputs.items() if not wanted or name in wanted}
             except Exception as error:
                 results[index] = error
         return [results[index] for index in range(len(requests))]
 
-    def _refuse_unsupported(self, request: Any) -> None:
+    def _refuse_unsupported(self, tensors: pb.Tensors, request_id: str) -> None:
         for name in _IMAGE_INPUTS:
-            if pb.read(request, name) is not None:
+            if name in tensors:
                 raise Unsupported(f"{name} was sent; the model of this deployment takes text only. Remove it.")
-        decoder_query = pb.read_texts(request, "DECODER_QUERY")
+        decoder_query = pb.read_texts(tensors, "DECODER_QUERY")
         if decoder_query is not None and any(text for row in decoder_query for text in row):
             raise Unsupported(
                 "decoder_text_input (DECODER_QUERY) is for encoder-decoder models; this deployment has a decoder-only "
                 "model. Remove it."
             )
-        lora_name = pb.read_scalar(request, "LORA_NAME")
+        lora_name = pb.read_scalar(tensors, "LORA_NAME")
         if lora_name:
             raise NotFound(f"lora_name {lora_name!r} is not registered: this deployment has no adapters. Remove it.")
-        if self._settings.target != "cpu" and not request.request_id() and pb.read_scalar(request, "STREAM"):
+        if self._settings.target != "cpu" and not request_id and pb.read_scalar(tensors, "STREAM"):
             raise InvalidRequest(
                 "A streaming request needs a request id with this backend, which keeps the pieces of text apart by it. "
                 "Set the request's id."
             )
 
-    def _outputs(self, request: Any, prompts: Prompts) -> dict[str, npt.NDArray[Any]]:
-        """The arrays that were asked for."""
+    def _outputs(self, tensors: pb.Tensors, prompts: Prompts) -> dict[str, npt.NDArray[Any]]:
         tokenizer = self._tokenizer
         batch = len(prompts.ids)
-        pad_ids = _column(request, "PAD_ID", batch)
+        pad_ids = _column(tensors, "PAD_ID", batch)
         pads = np.full((batch, 1), tokenizer.pad_id, np.int32) if pad_ids is None else pad_ids
-        end_ids = _column(request, "END_ID", batch)
+        end_ids = _column(tensors, "END_ID", batch)
         all_end_ids = end_ids
         if all_end_ids is None:
             all_end_ids = np.tile(np.array(tokenizer.end_ids or (-1,), np.int32), (batch, 1))
@@ -123,20 +129,18 @@ class Preprocessor:
             "BAD_WORDS_IDS": prompts.bad_words,
             "STOP_WORDS_IDS": prompts.stop_words,
             "EMBEDDING_BIAS": prompts.bias,
-            "REQUEST_OUTPUT_LEN": _required(request, "REQUEST_OUTPUT_LEN"),
+            "REQUEST_OUTPUT_LEN": _required(tensors, "REQUEST_OUTPUT_LEN"),
             "OUT_END_ID": all_end_ids[:, :1],
             "OUT_PAD_ID": pads,
             "OUT_END_IDS": all_end_ids,
         }
-        extra_id = pb.read(request, "PROMPT_TABLE_EXTRA_ID")
-        if extra_id is not None:
+        if "PROMPT_TABLE_EXTRA_ID" in tensors:
             # Extra ids belong to rows of a prompt table, which text never refers to.
             outputs["OUT_PROMPT_TABLE_EXTRA_IDS"] = np.zeros(outputs["INPUT_ID"].shape, np.uint64)
         if prompts.warnings:
             warnings = np.array([text.encode() for text in prompts.warnings], object)
             outputs["WARNINGS"] = np.tile(warnings, (batch, 1))
-        wanted = request.requested_output_names()
-        return {name: array for name, array in outputs.items() if name in wanted} if wanted else outputs
+        return outputs
 
 
 class TritonPythonModel:
@@ -169,21 +173,21 @@ def pad_rows(rows: Sequence[Sequence[int]], pads: npt.NDArray[np.int32]) -> npt.
     return padded
 
 
-def _read_inputs(request: Any) -> PromptInputs:
-    weights = pb.read(request, "EMBEDDING_BIAS_WEIGHTS")
+def _prompt_inputs(tensors: pb.Tensors) -> PromptInputs:
+    weights = tensors.get("EMBEDDING_BIAS_WEIGHTS")
     return PromptInputs(
-        queries=_one_each(request, "QUERY"),
-        messages=_one_each(request, "MESSAGES"),
-        bad_words=pb.read_texts(request, "BAD_WORDS_DICT"),
-        stop_words=pb.read_texts(request, "STOP_WORDS_DICT"),
-        bias_words=pb.read_texts(request, "EMBEDDING_BIAS_WORDS"),
+        queries=_one_each(tensors, "QUERY"),
+        messages=_one_each(tensors, "MESSAGES"),
+        bad_words=pb.read_texts(tensors, "BAD_WORDS_DICT"),
+        stop_words=pb.read_texts(tensors, "STOP_WORDS_DICT"),
+        bias_words=pb.read_texts(tensors, "EMBEDDING_BIAS_WORDS"),
         bias_weights=None if weights is None else weights.reshape(weights.shape[0], -1).tolist(),
     )
 
 
-def _one_each(request: Any, name: str) -> list[str] | None:
+def _one_each(tensors: pb.Tensors, name: str) -> list[str] | None:
     """The one text of each batch element."""
-    rows = pb.read_texts(request, name)
+    rows = pb.read_texts(tensors, name)
     if rows is None:
         return None
     if not rows or any(len(row) != 1 for row in rows):
@@ -191,16 +195,16 @@ def _one_each(request: Any, name: str) -> list[str] | None:
     return [row[0] for row in rows]
 
 
-def _required(request: Any, name: str) -> npt.NDArray[Any]:
-    array = pb.read(request, name)
+def _required(tensors: pb.Tensors, name: str) -> npt.NDArray[Any]:
+    array = tensors.get(name)
     if array is None:
         raise InvalidRequest(f"{name} is missing; send how many tokens may be generated (max_tokens).")
     return array
 
 
-def _column(request: Any, name: str, batch: int) -> npt.NDArray[np.int32] | None:
+def _column(tensors: pb.Tensors, name: str, batch: int) -> npt.NDArray[np.int32] | None:
     """An input [B, 1], None when it was not sent."""
-    array = pb.read(request, name)
+    array = tensors.get(name)
     if array is None:
         return None
     if array.size != batch:

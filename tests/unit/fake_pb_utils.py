@@ -54,6 +54,9 @@ class InferenceRequest:
     outputs: list[str] = field(default_factory=list)
     id: str = ""
 
+    def inputs(self) -> list[Tensor]:
+        return [Tensor(name, array) for name, array in self.tensors.items()]
+
     def request_id(self) -> str:
         return self.id
 
@@ -75,11 +78,6 @@ class Logger:
     @classmethod
     def log_error(cls, text: str) -> None:
         cls.lines.append(("error", text))
-
-
-def get_input_tensor_by_name(request: InferenceRequest, name: str) -> Tensor | None:
-    array = request.tensors.get(name)
-    return None if array is None else Tensor(name, array)
 
 
 def texts(*rows: Any) -> np.ndarray:
