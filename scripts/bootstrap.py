@@ -6,6 +6,8 @@ except that numpy has no wheel for Python 3.13 and is then built from source.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -15,6 +17,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Iterator
 
 import machine
 from machine import Fault
@@ -22,7 +25,12 @@ from machine import Fault
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 VENV_PYTHON = VENV / "bin" / "python"
-LOCKS = ("serve", "loadtest", "dev", "bench")
+LOCKS = {
+    "serve": (),
+    "loadtest": ("serve",),
+    "dev": ("serve", "loadtest"),
+    "bench": ("serve",),
+}  # and what each contains
 NEEDED_BYTES = 2_500_000_000  # .venv, pip's downloads and the demo engine
 NUMPY_OPTIONS = (  # no BLAS: the server's matrix products run in OpenVINO; AVX2 is required anyway
     "-Dblas=none",
@@ -37,7 +45,10 @@ def main(arguments: list[str]) -> int:
     """Installs the named locks; 0 when .venv has them, 2 for a wrong call, 3 when the machine lacks something."""
     unknown = [name for name in arguments if name not in LOCKS]
     if unknown or not arguments:
-        say(f"usage: bootstrap.py LOCK…, with LOCK one of {', '.join(LOCKS)}" + (f"; not {unknown[0]}" if unknown else ""))
+        say(
+            f"usage: bootstrap.py LOCK…, with LOCK one of {', '.join(LOCKS)}"
+            + (f"; not {unknown[0]}" if unknown else "")
+        )
         return 2
     try:
         for name in arguments:
@@ -53,21 +64,49 @@ def main(arguments: list[str]) -> int:
 
 def ensure(name: str) -> None:
     """Makes .venv hold requirements/<name>.txt; returns at once when it does."""
-    lock = ROOT / "requirements" / f"{name}.txt"
-    digest = hashlib.sha256(lock.read_bytes() + str(ROOT).encode()).hexdigest()
-    done = read_stamp()
     wanted = os.environ.get("PYTHON")
-    if done.get(name) == digest and (not wanted or done.get("python") == machine.describe(wanted).version):
+    if is_current(name, wanted):
         return
+    with one_at_a_time():
+        if not is_current(name, wanted):  # another make may have done it meanwhile
+            bring_up_to_date(name, wanted)
+
+
+def is_current(name: str, wanted: str | None) -> bool:
+    """True when .venv holds the lock, for the Python that is wanted if one is."""
+    done = read_stamp()
+    return done.get(name) == digest(name) and (not wanted or done.get("python") == machine.describe(wanted).version)
+
+
+def bring_up_to_date(name: str, wanted: str | None) -> None:
+    """Checks the machine, makes .venv if there is none for this Python, and installs the lock into it."""
     machine.check_platform(ROOT, NEEDED_BYTES if not VENV.exists() else 0)
     python = machine.choose_python(wanted, VENV)
     machine.install_system_packages(python)
-    if done.get("python") != python.version or not VENV_PYTHON.exists():
+    done = read_stamp()
+    if done.get("python") != python.version:
         create_venv(python)
         done = {"python": python.version}
         write_stamp(done)
-    install(lock, python)
-    write_stamp({**done, name: digest})
+    install(ROOT / "requirements" / f"{name}.txt", python)
+    write_stamp({**done, **{held: digest(held) for held in (name, *LOCKS[name])}})
+
+
+def digest(name: str) -> str:
+    """Stands for what a lock puts into .venv, at this place on disk."""
+    lock = ROOT / "requirements" / f"{name}.txt"
+    return hashlib.sha256(lock.read_bytes() + str(ROOT).encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Two make commands at once: the second waits for the first."""
+    folder = os.open(str(ROOT / "requirements"), os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def read_stamp() -> dict[str, str]:
@@ -131,7 +170,10 @@ def build_numpy(requirements: str, folder: Path) -> str:
     environment = {**os.environ, "PATH": f"{tools / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"}
     run([*command, *settings, "-r", str(folder / "numpy.txt"), "-w", str(folder)], "numpy did not build", environment)
     wheels = [str(path) for path in folder.glob("numpy-*.whl")]
-    run([str(VENV_PYTHON), "-m", "pip", "--quiet", "install", "--no-deps", "--no-index", *wheels], "numpy did not install")
+    run(
+        [str(VENV_PYTHON), "-m", "pip", "--quiet", "install", "--no-deps", "--no-index", *wheels],
+        "numpy did not install",
+    )
     return rest
 
 

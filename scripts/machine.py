@@ -72,7 +72,9 @@ def describe(command: str) -> Python:
     import json
 
     try:
-        done = subprocess.run([command, "-I", "-c", PROBE], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=60)
+        done = subprocess.run(
+            [command, "-I", "-c", PROBE], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=60
+        )
     except (OSError, subprocess.TimeoutExpired):
         raise Fault(f"{command} is not a Python that runs: choose another with PYTHON=python3.12.") from None
     if done.returncode != 0:
@@ -141,7 +143,11 @@ def install_system_packages(python: Python) -> None:
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for step in (["apt-get", "update", "-qq"], command):
         done = subprocess.run(
-            [*prefix, *step], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
+            [*prefix, *step],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
         )
     if done.returncode != 0:
         sys.stderr.write("\n".join(done.stdout.decode(errors="replace").splitlines()[-5:]) + "\n")

@@ -45,13 +45,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--engines-dir", type=Path, default=_ROOT / "engines", help="where --spec builds (%(default)s)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     for name, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
-        parser.add_argument(f"--{name}-port", type=_port, default=port, help="0 takes a free one (default: %(default)s)")
+        parser.add_argument(f"--{name}-port", type=_port, default=port, help="0: any free one (default: %(default)s)")
     parser.add_argument("--model", default="ensemble", help="the model that must answer before READY (%(default)s)")
     parser.add_argument("--log-file", type=Path, help="Triton's full log (default: logs/ beside the model repository)")
     parser.add_argument(
-        "--exit-timeout", type=int, default=10, metavar="SECONDS", help="how long a stop waits for requests (%(default)s)"
+        "--exit-timeout",
+        type=int,
+        default=10,
+        metavar="SECONDS",
+        help="a stop waits so long for requests (%(default)s)",
     )
-    parser.add_argument("--exit-with-parent", action="store_true", help="stop when the process that started this one ends")
+    parser.add_argument("--exit-with-parent", action="store_true", help="stop when the process that started this ends")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""Checks that this machine can run the server, before anything is started. Each fault is one sentence with the next step."""
+"""Checks that this machine can run the server, before anything is started; a fault is one sentence with the next step."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def check_disk(folder: Path, needed_bytes: int = MIN_DISK_BYTES) -> None:
     """Raises EnvironmentFault unless folder's disk has room for the log."""
     free = shutil.disk_usage(folder).free
     if free < needed_bytes:
-        raise EnvironmentFault(f"{folder} has {free >> 20} MiB free, {needed_bytes >> 20} MiB are needed: free some space.")
+        raise EnvironmentFault(f"{folder} has {free >> 20} MiB free, {needed_bytes >> 20} MiB are needed: free some.")
 
 
 def check_repository(folder: Path, model: str) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 
 from python_backend.server.addresses import Addresses
@@ -21,7 +22,9 @@ _SHM_BYTES = 4 * 2**20  # per model instance at the start, and per growth
 class TritonProcess:
     """One running tritonserver, leader of its own session; its stubs are in the same process group."""
 
-    def __init__(self, workspace: Workspace, repository: Path, addresses: Addresses, log_file: Path, exit_timeout_s: int):
+    def __init__(
+        self, workspace: Workspace, repository: Path, addresses: Addresses, log_file: Path, exit_timeout_s: int
+    ):
         self._workspace = workspace
         self._watcher = _start_watcher()
         self._tell(f"folder {workspace.folder}")
@@ -35,7 +38,7 @@ class TritonProcess:
                 stderr=log,
                 env=_environment(),
                 start_new_session=True,
-                preexec_fn=_in_child(ctypes.CDLL(None, use_errno=True), os.getpid()),
+                preexec_fn=_in_child(ctypes.CDLL(None), os.getpid()),  # noqa: PLW1509  no other thread yet
             )
         self._tell(f"group {self._server.pid}")
 
@@ -107,7 +110,7 @@ def _environment() -> dict[str, str]:
     return environment
 
 
-def _in_child(libc: ctypes.CDLL, launcher_pid: int):  # type: ignore[no-untyped-def]
+def _in_child(libc: ctypes.CDLL, launcher_pid: int) -> Callable[[], None]:
     """What the child runs before exec: default signals, and death together with the launcher."""
 
     def prepare() -> None:

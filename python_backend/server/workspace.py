@@ -75,5 +75,7 @@ def sweep() -> None:
 def _wheel() -> Path:
     found = find_spec("pytriton")  # found, not imported: only its files are used
     if found is None or found.origin is None:
-        raise EnvironmentFault(f"nvidia-pytriton, which carries tritonserver, is not installed in {sys.prefix}: make setup.")
+        raise EnvironmentFault(
+            f"nvidia-pytriton, which has tritonserver, is not installed in {sys.prefix}: make setup."
+        )
     return Path(found.origin).parent / "tritonserver"

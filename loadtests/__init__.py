@@ -1,0 +1,1 @@
+"""Load tests and benchmarks: workloads, metrics, objectives and reports. Knows only the wire."""
