@@ -71,6 +71,7 @@ class NgramIndex:
         self._num_indexed = 0
 
     def copy(self) -> NgramIndex:
+        """An independent twin."""
         twin = NgramIndex(self._context + 1)
         twin._followers = {context: set(tokens) for context, tokens in self._followers.items()}
         twin._num_indexed = self._num_indexed

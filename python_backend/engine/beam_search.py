@@ -7,6 +7,7 @@ runs the beams and forks their block tables by `BeamStep.parents`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -232,7 +233,7 @@ class BeamSearch:
         )
 
     def _score(self, cum_ranking: float, length: int) -> float:
-        return cum_ranking / length**self._request.sampling.length_penalty
+        return cum_ranking / math.pow(length, self._request.sampling.length_penalty)
 
     def _nothing_better(self, best_ranking: float, length: int) -> bool:
         """Whether no growing beam needs to be followed: by early stopping, or since none can beat the worst found."""

@@ -44,7 +44,8 @@ def top_k_ids(logits: NDArray[np.float32], k: int) -> NDArray[np.int64]:
     if len(ids) > 4 * k:
         values = logits[ids]
         ids = ids[values >= np.partition(values, len(ids) - k)[len(ids) - k]]
-    return ids[np.argsort(-logits[ids], kind="stable")[:k]]
+    order: NDArray[np.int64] = np.argsort(-logits[ids], kind="stable")[:k]
+    return ids[order]
 
 
 def softmax_weights(logits: NDArray[np.float32], maximum: np.float32, out: NDArray[np.float32]) -> float:
@@ -112,4 +113,5 @@ def _position(cumulative: NDArray[np.float64], target: float) -> int:
 
 
 def _group_sums(weights: NDArray[np.float32]) -> NDArray[np.float32]:
-    return weights.reshape(-1, GROUPS).sum(axis=0)
+    sums: NDArray[np.float32] = weights.reshape(-1, GROUPS).sum(axis=0)
+    return sums

@@ -51,6 +51,7 @@ class TopPDecay:
         return sampling.top_p_decay < 1 or sampling.top_p_min > sampling.top_p
 
     def value(self, sequence: Sequence) -> float:
+        """What to use for the next token of the sequence."""
         if sequence.num_output_tokens < self._num_seen:
             self._value, self._num_seen = self._sampling.top_p, 0
         for token_id in sequence.token_ids[sequence.num_prompt_tokens + self._num_seen :]:

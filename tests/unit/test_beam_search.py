@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,19 @@ END = 0
 
 
 class TableModel:
-    """A language model whose logits depend on the last two tokens only, so that a path can be scored by hand."""
+    """A language model whose logits depend on the last two tokens only, so that a path can be scored by hand.
 
-    def __init__(self, vocab: int, seed: int, scale: float = 2.0) -> None:
-        self.table = (np.random.default_rng(seed).standard_normal((vocab, vocab, vocab)) * scale).astype(np.float32)
+    The same as in tests/tools/make_beam_references.py.
+    """
+
+    def __init__(self, vocab: int, seed: int) -> None:
+        side = min(vocab, 40)
+        self.table = (np.random.default_rng(seed).standard_normal((side, side, vocab)) * 2).astype(np.float32)
+        self.vocab = vocab
 
     def logits(self, token_ids: list[int]) -> np.ndarray:
-        return self.table[token_ids[-2], token_ids[-1]]
+        side = len(self.table)
+        return self.table[token_ids[-2] % side, token_ids[-1] % side]
 
     def log_probs(self, token_ids: list[int]) -> np.ndarray:
         row = self.logits(token_ids).astype(np.float64)
@@ -35,7 +42,7 @@ def search(model: TableModel, max_seq_len: int = 1000, **options: Any) -> list[H
     """Run a search; block tables are imitated by token lists that are forked by the parents it names."""
     options = {"prompt_ids": [1, 2], "end_ids": (END,)} | options
     request = make_sequence(**options).request
-    beam_search = BeamSearch(request, len(model.table), max_seq_len)
+    beam_search = BeamSearch(request, model.vocab, max_seq_len)
     tables = [list(request.prompt_ids)]
     done = False
     while not done:
@@ -50,7 +57,7 @@ def all_answers(
     model: TableModel, max_tokens: int, length_penalty: float
 ) -> list[tuple[float, tuple[int, ...], float]]:
     """Every answer of at most max_tokens tokens as (score, output without the end id, cum_log_prob), best first."""
-    vocab = len(model.table)
+    vocab = model.vocab
     answers = []
     for length in range(1, max_tokens + 1):
         for path in itertools.product(range(vocab), repeat=length):
@@ -175,7 +182,7 @@ def test_bans_and_penalties_follow_each_beam() -> None:
     found = search(TableModel(vocab=5, seed=4), beam_width=4, max_tokens=8, end_ids=(), no_repeat_ngram_size=2)
     for hypothesis in found:
         ids = [1, 2, *hypothesis.output_ids]
-        pairs = list(zip(ids, ids[1:]))
+        pairs = list(itertools.pairwise(ids))
         assert len(pairs) == len(set(pairs))
 
 
@@ -212,6 +219,7 @@ def test_when_every_token_is_forbidden_the_request_fails() -> None:
     stop_words=st.sampled_from([(), ((4,),), ((1, 2),)]),
 )
 def test_a_search_agrees_with_the_plain_definition(
+    *,
     seed: int,
     width: int,
     length_penalty: float,
@@ -225,13 +233,30 @@ def test_a_search_agrees_with_the_plain_definition(
         "end_ids": end_ids, "stop_words": stop_words,
     }  # fmt: skip
     found = search(model, **options)
-    expected = naive_search(model, width, 6, length_penalty, early_stopping, end_ids, stop_words)
+    expected = naive_search(model, **{name.replace("beam_width", "width"): value for name, value in options.items()})
     assert [h.score for h in found] == pytest.approx([score for score, _ in expected], abs=1e-4)
     assert [h.output_ids for h in found] == [output for _, output in expected]
 
 
+@pytest.mark.parametrize(
+    "case", json.loads(REFERENCES.read_text()), ids=lambda case: f"{case['beam_width']}-{case['seed']}"
+)
+def test_a_search_finds_what_transformers_finds(case: dict[str, Any]) -> None:
+    found = search(
+        TableModel(case["vocab"], case["seed"]),
+        beam_width=case["beam_width"],
+        max_tokens=case["max_tokens"],
+        length_penalty=case["length_penalty"],
+        early_stopping=case["early_stopping"],
+        end_ids=tuple(case["end_ids"]),
+    )
+    assert [h.output_ids for h in found] == case["output_ids"]
+    assert [h.score for h in found] == pytest.approx(case["scores"], abs=1e-3)
+
+
 def naive_search(
     model: TableModel,
+    *,
     width: int,
     max_tokens: int,
     length_penalty: float,
