@@ -1,7 +1,7 @@
 """Brings .venv to the state of a lock file: `python3 scripts/bootstrap.py serve|loadtest|dev|bench …`.
 
-Runs before anything is installed: standard library only, any Python 3.7 or newer. Knows nothing of the packages it installs,
-except that numpy has no wheel for Python 3.13 and is then built from source.
+Runs before anything is installed: standard library only, any Python 3.7 or newer. Knows nothing of the packages it
+installs, except that numpy has no wheel for Python 3.13 and is then built from source.
 """
 
 from __future__ import annotations
@@ -210,10 +210,12 @@ def run(command: list[str], problem: str, environment: dict[str, str] | None = N
 
 
 def say(text: str) -> None:
+    """A line for the user; stdout stays free for the commands that follow."""
     sys.stderr.write(f"{text}\n")
 
 
 def show(text: str) -> None:
+    """Replaces the moving line, on a terminal only."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\033[K{text}")
         sys.stderr.flush()

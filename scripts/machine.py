@@ -100,7 +100,7 @@ def choose_python(wanted: str | None, venv: Path) -> Python:
     if running.series in SUPPORTED:
         return running
     raise Fault(
-        f"python3 is Python {running.version}; supported are 3.10 to 3.13: install one and run it with PYTHON=python3.12."
+        f"python3 is Python {running.version}; supported are 3.10 to 3.13: install one, then PYTHON=python3.12."
     )
 
 

@@ -92,6 +92,7 @@ def _continued(lines: list[str]) -> str:
 
 
 def _plain(reason: str) -> str:
+    reason = reason.partition(r"\n\nAt:")[0].replace(r"\n", " ")  # Triton escapes the line ends of a Python traceback
     for decoration in (_STATUS_CODE, _EXCEPTION):
         reason = decoration.sub("", reason)
-    return reason.strip().rstrip(";").strip('"')
+    return reason.strip().rstrip(";.").strip('"')

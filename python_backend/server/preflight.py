@@ -1,4 +1,4 @@
-"""Checks that this machine can run the server, before anything is started; a fault is one sentence with the next step."""
+"""Checks, before anything is started, that this machine can run the server. A fault is one sentence."""
 
 from __future__ import annotations
 
