@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from python_backend.errors import InvalidRequest, LimitExceeded, RequestError
+from python_backend.errors import InvalidRequest, LimitExceeded
 from python_backend.text.bias import embedding_bias
 from python_backend.text.chat import ChatRenderer
 from python_backend.text.words import WordIds, bad_word_ids, clean_words, pack_words, stop_word_ids
@@ -77,18 +77,18 @@ class PromptBuilder:
         self._stop_ids = lru_cache(maxsize=1024)(lambda words: stop_word_ids(tokenizer, words))
         self._bad_ids = lru_cache(maxsize=1024)(lambda words: bad_word_ids(tokenizer, words))
 
-    def build(self, requests: Sequence[PromptInputs]) -> list[Prompts | RequestError]:
+    def build(self, requests: Sequence[PromptInputs]) -> list[Prompts | Exception]:
         """Prepare requests in order; one that cannot be served gives its error.
 
         Raw prompts of all requests are tokenised in one call.
         """
-        results: list[Prompts | RequestError] = []
+        results: list[Prompts | Exception] = []
         texts: list[str] = []
         places: list[Prompts] = []
         for request in requests:
             try:
                 prompts = self._prepare(request)
-            except RequestError as error:
+            except Exception as error:  # whatever it is, it concerns this request alone
                 results.append(error)
                 continue
             results.append(prompts)
@@ -154,7 +154,7 @@ class PromptBuilder:
                 f"{num_bytes} bytes or more. Send a shorter prompt."
             )
 
-    def _checked(self, prompts: Prompts) -> Prompts | RequestError:
+    def _checked(self, prompts: Prompts) -> Prompts | InvalidRequest:
         longest = max((len(ids) for ids in prompts.ids), default=0)
         if self._max_input_len is not None and longest > self._max_input_len:
             return LimitExceeded(

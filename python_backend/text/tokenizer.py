@@ -114,10 +114,11 @@ class Tokenizer:
         if self.vocabulary.byte_values and not self.vocabulary.byte_values.keys().isdisjoint(ids):
             return self._decode_byte_runs(ids, skip_special_tokens)
         try:
-            return self._fast.decode(ids, skip_special_tokens=skip_special_tokens)
+            text: str = self._fast.decode(ids, skip_special_tokens=skip_special_tokens)
         except OverflowError:
             known = [token_id for token_id in ids if 0 <= token_id < self.vocab_size]
-            return self._fast.decode(known, skip_special_tokens=skip_special_tokens)
+            text = self._fast.decode(known, skip_special_tokens=skip_special_tokens)
+        return text
 
     def least_tokens(self, num_bytes: int) -> int:
         """A lower bound of the number of tokens of a text of so many bytes, without looking at it."""

@@ -45,6 +45,7 @@ def build_vocabulary(tokenizer: FastTokenizer) -> Vocabulary:
     added = tokenizer.get_added_tokens_decoder()
     special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
     decoders = set(_types_in(_layout(tokenizer.decoder)))
+    normalizers = set(_types_in(_layout(tokenizer.normalizer)))
     byte_level = "ByteLevel" in decoders
     byte_values = _byte_values(tokens) if "ByteFallback" in decoders else {}
     starts = _continuation_starts(tokens) if byte_level else {i for i, b in byte_values.items() if 0x80 <= b <= 0xBF}
@@ -60,8 +61,7 @@ def build_vocabulary(tokenizer: FastTokenizer) -> Vocabulary:
         byte_values=byte_values,
         starts_clean=starts_clean,
         max_token_bytes=_max_token_bytes(tokens, byte_level),
-        lossless=(byte_level or bool(byte_values))
-        and set(_types_in(_layout(tokenizer.normalizer))) <= _KEEPING_NORMALIZERS,
+        lossless=(byte_level or bool(byte_values)) and normalizers <= _KEEPING_NORMALIZERS,
     )
 
 

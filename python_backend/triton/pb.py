@@ -76,8 +76,8 @@ def text_of(value: bytes | str, name: str) -> str:
 
 
 def tensor(name: str, array: npt.NDArray[Any]) -> Any:
-    """An output tensor; int32, float32, bool and the like as they are."""
-    return pb_utils.Tensor(name, array)
+    """An output tensor; numbers as they are, BYTES from an object array of bytes."""
+    return pb_utils.Tensor(name, np.ascontiguousarray(array))
 
 
 def text_tensor(name: str, texts: Sequence[str], shape: tuple[int, ...] | None = None) -> Any:

@@ -69,9 +69,8 @@ class TritonPythonModel:
 
     def _respond(self, request: Any) -> Any:
         try:
-            return pb.response(
-                [pb.text_tensor("OUTPUT", self._postprocessor.run(pb.read_inputs(request), request.request_id()))]
-            )
+            texts = self._postprocessor.run(pb.read_inputs(request), request.request_id())
+            return pb.response([pb.text_tensor("OUTPUT", texts)])
         except Exception as error:  # whatever it is, it concerns this request alone
             return pb.error_response(error)
 

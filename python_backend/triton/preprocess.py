@@ -106,7 +106,7 @@ class Preprocessor:
         lora_name = pb.read_scalar(tensors, "LORA_NAME")
         if lora_name:
             raise NotFound(f"lora_name {lora_name!r} is not registered: this deployment has no adapters. Remove it.")
-        if self._settings.target != "cpu" and not request_id and pb.read_scalar(tensors, "STREAM"):
+        if self._settings.target != "cpu" and not request_id and np.any(tensors.get("STREAM", False)):
             raise InvalidRequest(
                 "A streaming request needs a request id with this backend, which keeps the pieces of text apart by it. "
                 "Set the request's id."
