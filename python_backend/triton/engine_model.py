@@ -117,7 +117,7 @@ class TritonPythonModel:
             sender.send(pb.error_response(error), flags=_FINAL)
 
     def _submit(self, request: Any, tensors: Mapping[str, NDArray[Any]], sender: Any) -> None:
-        if self._closing:
+        if self._closing and self._engine.failure is None:
             raise Overloaded("The server is shutting down; send the request to another one.")
         prompts = parse_requests(
             tensors, self._limits, self._engine_ids.__next__, parameters_of(request.parameters()), request.timeout()
@@ -174,7 +174,7 @@ class TritonPythonModel:
                 first_token_ns=perf.first_token_ns if perf else 0,
                 last_token_ns=perf.last_token_ns if perf else 0,
                 end_ns=time.monotonic_ns(),
-                sequences=max(request.sampling.beam_width, request.sampling.num_return_sequences),
+                sequences=request.sampling.num_return_sequences,
             )
         )
 

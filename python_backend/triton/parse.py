@@ -179,10 +179,11 @@ def _sampling(fields: Fields, row: int, max_tokens: int) -> SamplingParams:
     def value(name: str, default: Any) -> Any:
         return fields.scalar(name, row, default)
 
+    beam_width = value("beam_width", 1)
     return SamplingParams(
         max_tokens=max_tokens,
-        beam_width=value("beam_width", 1),
-        num_return_sequences=value("num_return_sequences", 1),
+        beam_width=beam_width,
+        num_return_sequences=value("num_return_sequences", max(1, beam_width)),  # all beams unless fewer are asked for
         temperature=value("temperature", None),
         top_k=value("runtime_top_k", 0),
         top_p=value("runtime_top_p", 0.0),

@@ -76,7 +76,7 @@ class Responder:
             plan.append(("generation_logits", _streamed_logits if request.streaming else _whole_logits))
         if request.batch_size > 1:
             plan.append(("batch_index", _constant(np.array([[request.batch_index]], np.int32))))
-        if request.sampling.num_return_sequences > 1:
+        if request.sampling.num_return_sequences > 1 and request.sampling.beam_width == 1:
             plan.append(("sequence_index", _sequence_index))
         if request.return_num_input_tokens:
             plan.append(("num_input_tokens", _constant(np.array([[len(request.prompt_ids)]], np.int32))))

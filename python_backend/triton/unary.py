@@ -55,7 +55,7 @@ class TritonPythonModel:
         self._num_calls = 0
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(MAX_REQUESTS, thread_name_prefix="call")
-        self._watcher = CancelWatcher(_STOP_PERIOD_S, lambda call: self._pool.submit(self._stop, call))
+        self._watcher = CancelWatcher(_STOP_PERIOD_S, self._stop_later)
         self._watcher.start()
 
     def execute(self, requests: Sequence[Any]) -> None:
@@ -96,6 +96,9 @@ class TritonPythonModel:
             call.sender.send(response, flags=_FINAL)
         except Exception:
             _log.exception("a response could not be sent")
+
+    def _stop_later(self, call: Call) -> None:
+        self._pool.submit(self._stop, call)
 
     def _stop(self, call: Call) -> None:
         """Stop a call whose client is gone; again until it is over, since it may not have reached the engine yet."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from python_backend.engine.config import EngineConfig
+    from python_backend.errors import RequestError
     from python_backend.request import GenerationRequest
 
 
@@ -56,6 +57,12 @@ class FakeEngine:
         with self._lock:
             self._cancelled.add(request_id)
             return request_id in self._running
+
+    def fail(self, request_id: str, error: RequestError) -> None:
+        """End a request with an error."""
+        with self._lock:
+            request, _ = self._running.pop(request_id)
+        self._on_outputs([RequestOutput(request, [], finished=True, error=error)])
 
     def stats(self) -> EngineStats:
         return EngineStats(active_requests=len(self._running), kv_blocks_max=10, kv_blocks_used=len(self._running))
