@@ -109,6 +109,12 @@ def triton_error(error: BaseException) -> Any:
     return pb_utils.TritonError(message, pb_utils.TritonError.INTERNAL)
 
 
+def load_error(error: StackError) -> Exception:
+    """What `initialize` raises so that Triton shows the error's text, and not a traceback, as the load error."""
+    exception: Exception = pb_utils.TritonModelException(str(error))
+    return exception
+
+
 def parameter(model_config: Mapping[str, Any], key: str, default: str = "") -> str:
     """A parameter of config.pbtxt; one that is missing, empty or an unfilled `${…}` counts as not set."""
     value = str(model_config.get("parameters", {}).get(key, {}).get("string_value", "")).strip()

@@ -61,7 +61,7 @@ class TritonPythonModel:
                 stateful=pb.parameter(config, "target", "cpu") != "cpu",
             )
         except StackError as error:
-            raise pb.triton_error(error) from None
+            raise pb.load_error(error) from None
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """One response for each request."""

@@ -152,7 +152,7 @@ class TritonPythonModel:
         try:
             self._preprocessor = Preprocessor(PreprocessSettings.from_config(json.loads(args["model_config"])))
         except StackError as error:
-            raise pb.triton_error(error) from None
+            raise pb.load_error(error) from None
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """One response for each request."""

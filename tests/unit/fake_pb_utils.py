@@ -22,11 +22,14 @@ class Tensor:
         return self.array
 
 
-class TritonError(Exception):
+class TritonModelException(Exception):
+    """As in Triton, the one exception of the two."""
+
+
+class TritonError:
     UNKNOWN, INTERNAL, NOT_FOUND, INVALID_ARG, UNAVAILABLE, UNSUPPORTED, ALREADY_EXISTS, CANCELLED = range(8)
 
     def __init__(self, message: str, code: int = INTERNAL) -> None:
-        super().__init__(message)
         self._message, self._code = message, code
 
     def message(self) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.unit import fake_pb_utils
-from tests.unit.fake_pb_utils import InferenceRequest, TritonError, texts
+from tests.unit.fake_pb_utils import InferenceRequest, TritonModelException, texts
 from tests.unit.small_tokenizers import KINDS, small_tokenizer, write_tokenizer_dir
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def test_special_tokens_are_skipped_unless_the_parameter_says_otherwise(tmp_path
 
 
 def test_a_wrong_parameter_fails_the_load(tmp_path: Path) -> None:
-    with pytest.raises(TritonError, match="skip_special_tokens is 'maybe'"):
+    with pytest.raises(TritonModelException, match="skip_special_tokens is 'maybe'"):
         load(tmp_path, skip_special_tokens="maybe")
 
 

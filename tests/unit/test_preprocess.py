@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.unit import fake_pb_utils
-from tests.unit.fake_pb_utils import InferenceRequest, InferenceResponse, TritonError, texts
+from tests.unit.fake_pb_utils import InferenceRequest, InferenceResponse, TritonError, TritonModelException, texts
 from tests.unit.small_tokenizers import small_tokenizer, write_tokenizer_dir
 
 if TYPE_CHECKING:
@@ -228,5 +228,5 @@ def test_streaming_without_an_id_is_refused_only_where_state_is_kept_by_id(tmp_p
 def test_a_missing_tokenizer_fails_the_load_with_its_path(tmp_path: Path) -> None:
     model = TritonPythonModel()
     config = {"parameters": {"tokenizer_dir": {"string_value": str(tmp_path / "nowhere")}}}
-    with pytest.raises(TritonError, match=r"nowhere.tokenizer\.json does not exist"):
+    with pytest.raises(TritonModelException, match=r"nowhere.tokenizer\.json does not exist"):
         model.initialize({"model_config": json.dumps(config)})
