@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -82,7 +82,7 @@ class MetricFamily:
     """Counts what its series are told."""
 
     GAUGE, COUNTER, HISTOGRAM = range(3)
-    values: dict[tuple[str, tuple[str, ...]], float] = {}
+    values: ClassVar[dict[tuple[str, tuple[str, ...]], float]] = {}
 
     def __init__(self, name: str, description: str, kind: int) -> None:
         self.name = name

@@ -117,7 +117,8 @@ def test_a_bad_request_gets_its_error_at_once_and_harms_no_other(served):
     assert bad.sender.final.is_set()
     assert "A token of input_ids is 99999" in bad.sender.error.message()
     assert bad.sender.error.code() == TritonError.INVALID_ARG
-    assert tokens(good) == [4, 5, 6] and tokens(other) == [11, 12, 13]
+    assert tokens(good) == [4, 5, 6]
+    assert tokens(other) == [11, 12, 13]
 
 
 def test_a_refused_input_has_the_code_unsupported(served):
@@ -130,7 +131,8 @@ def test_a_stop_request_ends_all_with_its_id_and_no_other(served):
     stopper = stop("a")
     served.model.execute([stopper])
     (answer,) = stopper.sender.wait()
-    assert answer.output_tensors == [] and answer.error is None
+    assert answer.output_tensors == []
+    assert answer.error is None
     assert reason(first) == reason(second) == b"cancelled"
     assert len(tokens(first)) < 60
     assert reason(other) == b"length"
@@ -140,7 +142,8 @@ def test_a_stop_of_an_unknown_id_is_answered_empty(served):
     stopper = stop("nobody")
     served.model.execute([stopper])
     (answer,) = stopper.sender.wait()
-    assert answer.output_tensors == [] and answer.error is None
+    assert answer.output_tensors == []
+    assert answer.error is None
 
 
 def test_a_stop_without_an_id_has_upstreams_text(served):

@@ -87,9 +87,12 @@ def test_a_plain_request_gets_the_defaults():
     assert request.prompt_ids == [1, 2, 3]
     assert request.sampling.max_tokens == 5
     assert request.sampling.greedy
-    assert request.end_ids == () and request.sampling.seed is None
-    assert request.exclude_input and not request.streaming
-    assert request.warnings == [] and request.deadline_s is None
+    assert request.end_ids == ()
+    assert request.sampling.seed is None
+    assert request.exclude_input
+    assert not request.streaming
+    assert request.warnings == []
+    assert request.deadline_s is None
 
 
 def test_scalars_come_with_and_without_their_second_dimension():
@@ -249,8 +252,11 @@ def test_stop_texts_are_decoded_and_empty_ones_are_skipped():
 
 def test_a_short_bias_is_widened_to_the_vocabulary_and_an_empty_one_is_none():
     bias = parse_one(embedding_bias=np.array([[0.5, -np.inf]], np.float32)).embedding_bias
-    assert bias is not None and bias.shape == (100,)
-    assert bias[0] == 0.5 and bias[1] == -np.inf and not bias[2:].any()
+    assert bias is not None
+    assert bias.shape == (100,)
+    assert bias[0] == 0.5
+    assert bias[1] == -np.inf
+    assert not bias[2:].any()
     assert parse_one(embedding_bias=np.zeros((1, 0), np.float32)).embedding_bias is None
 
 
@@ -270,13 +276,15 @@ def test_a_batch_gives_one_request_for_each_row_cut_to_its_length():
 
 def test_a_model_that_is_not_decoupled_refuses_what_has_several_responses():
     unary = replace(LIMITS, decoupled=False)
-    with pytest.raises(InvalidRequest, match="^Batch size > 1 requires the tensorrt_llm backend to be using decoupled"):
+    with pytest.raises(
+        InvalidRequest, match=r"^Batch size > 1 requires the tensorrt_llm backend to be using decoupled"
+    ):
         parse(prompt([1], [2]), unary)
     with pytest.raises(
-        InvalidRequest, match="^Streaming is only supported if model is deployed using decoupled mode.$"
+        InvalidRequest, match=r"^Streaming is only supported if model is deployed using decoupled mode\.$"
     ):
         parse_one(unary, streaming=np.array([[True]]))
-    with pytest.raises(InvalidRequest, match="^num_return_sequences > 1 requires"):
+    with pytest.raises(InvalidRequest, match=r"^num_return_sequences > 1 requires"):
         parse_one(unary, num_return_sequences=ints([2]))
     assert parse_one(unary, num_return_sequences=ints([2]), beam_width=ints([2])).sampling.num_return_sequences == 2
 
@@ -303,13 +311,13 @@ def test_what_preprocessing_always_sends_is_accepted_and_more_is_not():
 
 def test_retention_ranges_of_different_lengths_have_upstreams_texts():
     starts = ints([0, 4])
-    with pytest.raises(InvalidRequest, match="^retention_token_range_ends must be provided, and have the same length"):
+    with pytest.raises(InvalidRequest, match=r"^retention_token_range_ends must be provided, and have the same length"):
         parse_one(retention_token_range_starts=starts)
     ranges = {"retention_token_range_starts": starts, "retention_token_range_ends": starts}
-    with pytest.raises(InvalidRequest, match="^retention_token_range_priorities must be provided"):
+    with pytest.raises(InvalidRequest, match=r"^retention_token_range_priorities must be provided"):
         parse_one(**ranges, retention_token_range_priorities=ints([1]))
     ranges["retention_token_range_priorities"] = starts
-    with pytest.raises(InvalidRequest, match="^retention_token_range_durations_ms must have the same length"):
+    with pytest.raises(InvalidRequest, match=r"^retention_token_range_durations_ms must have the same length"):
         parse_one(**ranges, retention_token_range_durations_ms=ints([1]))
     with pytest.raises(Unsupported, match="retention_token_range_starts is not supported"):
         parse_one(**ranges)
@@ -357,5 +365,6 @@ def test_flags_and_warnings_are_passed_on():
         warnings_in=fake_pb_utils.texts(["a note"]),
     )
     assert all(getattr(request, name) for name in names)
-    assert not request.exclude_input and request.exclude_stop_words
+    assert not request.exclude_input
+    assert request.exclude_stop_words
     assert request.warnings == ["a note"]

@@ -38,7 +38,8 @@ def test_a_streamed_token_carries_itself_its_length_and_the_context_only():
     req = request()
     first, second = respond(req, event(req, news([7])), event(req, news([8], [4, 5, 7])))
     assert set(first) == set(second) == {"output_ids", "sequence_length", "detokenize_context"}
-    assert first["output_ids"].tolist() == [[[7]]] and first["output_ids"].dtype == np.int32
+    assert first["output_ids"].tolist() == [[[7]]]
+    assert first["output_ids"].dtype == np.int32
     assert first["sequence_length"].tolist() == [[1]]
     assert first["detokenize_context"].shape == (1, 1, 0)
     assert second["detokenize_context"].tolist() == [[[5, 7]]]
@@ -53,7 +54,9 @@ def test_only_wanted_outputs_are_built():
 def test_an_event_without_news_gives_no_response():
     req = request()
     responses = respond(req, event(req, news([])), event(req, news([7])), event(req, news([], [7])))
-    assert responses[0] is None and responses[1] is not None and responses[2] is None
+    assert responses[0] is None
+    assert responses[1] is not None
+    assert responses[2] is None
 
 
 def test_an_end_without_new_tokens_closes_with_an_empty_response():
@@ -128,14 +131,16 @@ def test_perf_metrics_are_sent_when_asked():
     perf = PerfMetrics(1, 2, 3, 4, 5, 6, 7)
     asked, plain = request(return_perf_metrics=True), request()
     (outputs,) = respond(asked, event(asked, news([7], reason="length"), finished=True, perf=perf))
-    assert outputs["arrival_time_ns"].tolist() == [[1]] and outputs["arrival_time_ns"].dtype == np.int64
+    assert outputs["arrival_time_ns"].tolist() == [[1]]
+    assert outputs["arrival_time_ns"].dtype == np.int64
     assert outputs["first_scheduled_time_ns"].tolist() == [[2]]
     assert outputs["first_token_time_ns"].tolist() == [[3]]
     assert outputs["last_token_time_ns"].tolist() == [[4]]
     assert outputs["kv_cache_alloc_new_blocks"].tolist() == [[5]]
     assert outputs["kv_cache_alloc_total_blocks"].tolist() == [[6]]
     assert outputs["kv_cache_reused_blocks"].tolist() == [[7]]
-    assert outputs["acceptance_rate"].tolist() == [[0.0]] and outputs["acceptance_rate"].dtype == np.float32
+    assert outputs["acceptance_rate"].tolist() == [[0.0]]
+    assert outputs["acceptance_rate"].dtype == np.float32
     assert outputs["total_draft_tokens"].tolist() == outputs["total_accepted_draft_tokens"].tolist() == [[0]]
     (outputs,) = respond(plain, event(plain, news([7], reason="length"), finished=True, perf=perf))
     assert "arrival_time_ns" not in outputs
@@ -168,7 +173,8 @@ def test_types_and_dimensions_are_those_of_the_contract():
     assert set(outputs) == set(contract) - {"context_phase_params", "logprobs"}
     for name, array in outputs.items():
         assert array.dtype == types[contract[name].data_type], name
-        assert array.ndim == len(contract[name].dims) + 1 and array.shape[0] == 1, name
+        assert array.shape[:1] == (1,), name
+        assert array.ndim == len(contract[name].dims) + 1, name
 
 
 @pytest.mark.parametrize("tokens_before", [1, 400])
