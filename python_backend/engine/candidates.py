@@ -48,17 +48,18 @@ def top_k_ids(logits: NDArray[np.float32], k: int) -> NDArray[np.int64]:
     return ids[order]
 
 
-def softmax_weights(logits: NDArray[np.float32], maximum: np.float32, out: NDArray[np.float32]) -> float:
-    """Write exp(logits - maximum) of a padded row to `out`; returns the sum."""
+def softmax_weights(logits: NDArray[np.float32], maximum: np.float32, out: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Write exp(logits - maximum) of a padded row to `out`; returns the sums of its groups, float32 [GROUPS]."""
     np.subtract(logits, maximum, out=out)
     np.exp(out, out=out)
-    return float(_group_sums(out).sum())
+    sums: NDArray[np.float32] = np.add.reduce(out.reshape(-1, GROUPS), axis=0)
+    return sums
 
 
 def top_p_prefix(sorted_weights: NDArray[np.float64], top_p: float) -> int:
     """How many of the descending weights reach the share top_p of their sum; at least one."""
     cumulative = np.cumsum(sorted_weights)
-    return min(int(np.searchsorted(cumulative, top_p * cumulative[-1])) + 1, len(sorted_weights))
+    return min(int(cumulative.searchsorted(top_p * cumulative[-1])) + 1, len(sorted_weights))
 
 
 def top_p_candidates(weights: NDArray[np.float32], total: float, top_p: float) -> Candidates:
@@ -69,49 +70,53 @@ def top_p_candidates(weights: NDArray[np.float32], total: float, top_p: float) -
         total: their sum.
         top_p: over 0, below 1.
     """
-    # All weights below this bound together hold less than 1 - top_p (halved: room for rounding), so they are out.
-    bound = np.float32((1 - top_p) * total * 0.5 / len(weights))
-    token_ids = np.flatnonzero(weights > bound)
-    kept = weights[token_ids]
+    token_ids, kept = _heaviest(weights, total, top_p)
     descending = np.sort(kept)[::-1]
     cumulative = np.cumsum(descending, dtype=np.float64)
-    count = min(int(np.searchsorted(cumulative, top_p * total)) + 1, len(kept))
+    count = min(int(cumulative.searchsorted(top_p * total)) + 1, len(kept))
     last = descending[count - 1]
-    chosen = kept > last
-    ties = np.flatnonzero(kept == last)[: count - int(np.count_nonzero(chosen))]
-    chosen[ties] = True
+    chosen = np.flatnonzero(kept >= last)
+    if len(chosen) > count:  # of those as heavy as the last one, the lowest ids
+        ties = np.flatnonzero(kept == last)
+        chosen = np.setdiff1d(chosen, ties[len(ties) - (len(chosen) - count) :], assume_unique=True)
     return Candidates(token_ids[chosen], kept[chosen].astype(np.float64))
+
+
+def _heaviest(
+    weights: NDArray[np.float32], total: float, top_p: float
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """All tokens over some weight, such that they hold the share top_p: few where the row has a peak."""
+    rest = (1 - top_p) * total
+    # All weights below the last bound together hold less than 1 - top_p (halved: room for rounding).
+    last_bound = rest * 0.5 / len(weights)
+    bound = max(rest * 1e-2, last_bound)
+    while True:
+        token_ids = np.flatnonzero(weights > np.float32(bound))
+        kept = weights[token_ids]
+        if bound == last_bound or kept.sum(dtype=np.float64) >= top_p * total:
+            return token_ids, kept
+        bound = max(bound * 0.1, last_bound)
 
 
 def draw(candidates: Candidates, uniform: float) -> int:
     """The token on which the number in [0, 1) falls."""
-    return int(candidates.token_ids[_locate(candidates.weights, uniform)])
+    cumulative = np.cumsum(candidates.weights)
+    return int(candidates.token_ids[_position(cumulative, uniform * float(cumulative[-1]))])
 
 
-def draw_from_row(weights: NDArray[np.float32], uniform: float) -> int:
-    """The same over a whole padded row: first the group, then the token within it."""
-    cumulative = np.cumsum(_group_sums(weights), dtype=np.float64)
-    target = uniform * cumulative[-1]
+def draw_from_row(weights: NDArray[np.float32], group_sums: NDArray[np.float32], uniform: float) -> int:
+    """The same over a whole padded row and the sums of its groups: first the group, then the token within it."""
+    cumulative = np.cumsum(group_sums, dtype=np.float64)
+    target = uniform * float(cumulative[-1])
     group = _position(cumulative, target)
-    before = cumulative[group - 1] if group else 0.0
-    column = weights[group::GROUPS]
-    inside = np.cumsum(column, dtype=np.float64)
+    before = float(cumulative[group - 1]) if group else 0.0
+    inside = np.cumsum(weights[group::GROUPS], dtype=np.float64)
     # The group's sum was rounded to float32: scale, so that the target cannot fall behind its last token.
-    share = (target - before) / (cumulative[group] - before)
-    return group + GROUPS * _position(inside, share * inside[-1])
-
-
-def _locate(weights: NDArray[np.float64], uniform: float) -> int:
-    cumulative = np.cumsum(weights)
-    return _position(cumulative, uniform * cumulative[-1])
+    share = (target - before) / (float(cumulative[group]) - before)
+    return group + GROUPS * _position(inside, share * float(inside[-1]))
 
 
 def _position(cumulative: NDArray[np.float64], target: float) -> int:
     """The first index whose cumulative weight exceeds the target, or the last index that adds any."""
-    index = int(np.searchsorted(cumulative, target, side="right"))
-    return index if index < len(cumulative) else int(np.searchsorted(cumulative, cumulative[-1]))
-
-
-def _group_sums(weights: NDArray[np.float32]) -> NDArray[np.float32]:
-    sums: NDArray[np.float32] = weights.reshape(-1, GROUPS).sum(axis=0)
-    return sums
+    index = int(cumulative.searchsorted(target, side="right"))
+    return index if index < len(cumulative) else int(cumulative.searchsorted(cumulative[-1]))

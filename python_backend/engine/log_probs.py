@@ -22,7 +22,7 @@ class TopLogProbs(NamedTuple):
 
 def log_sum_exp(logits: NDArray[np.float32], maximum: np.float32, scratch: NDArray[np.float32]) -> float:
     """log(sum(exp(logits))) of a padded row; `scratch` is overwritten."""
-    return float(maximum) + math.log(softmax_weights(logits, maximum, out=scratch))
+    return float(maximum) + math.log(softmax_weights(logits, maximum, out=scratch).sum())
 
 
 def top_log_probs(logits: NDArray[np.float32], normalizer: float, n: int) -> TopLogProbs:

@@ -38,7 +38,7 @@ class LogitsProcessor:
         )
         temperature = sampling.temperature
         # Temperature 0 means greedy and would only blow the logits up.
-        self._inverse_temperature = 1.0 if temperature in (None, 0.0, 1.0) else 1.0 / max(float(temperature), 1e-6)
+        self._inverse_temperature = np.float32(1.0 if not temperature else 1.0 / max(temperature, 1e-6))
         self._penalties = TokenPenalties(sampling) if TokenPenalties.wanted(sampling) else None
         self._bans = TokenBans(request) if TokenBans.wanted(request) else None
         self._end_ids = request.end_ids
@@ -90,12 +90,12 @@ class LogitsProcessor:
             bitmask: allowed tokens, int32 [ceil(vocab / 32)], or None. Tokens behind its end are forbidden.
             out: float32 [vocab]; what is forbidden becomes -inf.
         """
-        np.copyto(out, row)
         if self._bias is not None:
             size = min(len(self._bias), len(out))
-            out[:size] += self._bias[:size]
-        if self._inverse_temperature != 1:
-            np.multiply(out, np.float32(self._inverse_temperature), out=out)
+            np.add(row[:size], self._bias[:size], out=out[:size])
+            out[size:] = row[size:]
+            row = out
+        np.multiply(row, self._inverse_temperature, out=out)
         if self._penalties is not None:
             self._penalties.apply(out, token_ids)
         if bitmask is not None:
@@ -117,7 +117,7 @@ class LogitsProcessor:
 
 
 def _apply_bitmask(logits: NDArray[np.float32], bitmask: NDArray[np.int32]) -> None:
-    addends = _ADDENDS[np.ascontiguousarray(bitmask).view(np.uint8)].reshape(-1)
+    addends = _ADDENDS.take(np.ascontiguousarray(bitmask).view(np.uint8), axis=0).reshape(-1)
     size = min(len(addends), len(logits))
     logits[:size] += addends[:size]
     logits[size:] = -np.inf

@@ -156,7 +156,8 @@ class Sampler:
         if state.greedy and processor.keeps_order and processor.allows(best, sequence.token_ids, bitmask):
             return best
         processor.apply(row, sequence.token_ids, bitmask, out=self._logits[: self.vocab_size])
-        best = int(self._logits.argmax())
+        if bitmask is not None or not processor.idle:
+            best = int(self._logits.argmax())
         maximum = self._logits[best]
         if not np.isfinite(maximum):
             return all_banned(sequence.num_output_tokens)
@@ -171,10 +172,10 @@ class Sampler:
             weights = np.exp(self._logits[token_ids].astype(np.float64) - float(maximum))
             size = top_p_prefix(weights, top_p) if 0 < top_p < 1 else len(weights)
             return draw(Candidates(token_ids[:size], weights[:size]), uniform)
-        total = softmax_weights(self._logits, maximum, out=self._weights)
+        sums = softmax_weights(self._logits, maximum, out=self._weights)
         if 0 < top_p < 1:
-            return draw(top_p_candidates(self._weights, total, top_p), uniform)
-        return draw_from_row(self._weights, uniform)
+            return draw(top_p_candidates(self._weights, float(sums.sum()), top_p), uniform)
+        return draw_from_row(self._weights, sums, uniform)
 
     def _record(self, row: NDArray[np.float32], maximum: np.float32, token_id: int, sequence: Sequence) -> None:
         request = sequence.request

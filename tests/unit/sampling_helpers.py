@@ -1,4 +1,4 @@
-"""Requests, sequences and a slow reference for the tests of the sampler; float64, sorted, straight from the definitions."""
+"""Requests, sequences and a slow reference in float64 for the tests of the sampler, straight from the definitions."""
 
 from __future__ import annotations
 
