@@ -66,9 +66,9 @@ class Launcher:
         preflight.check_repository(repository, self._options.model)
         log_file = self._log_file(repository)
         addresses = addresses.settled()  # a build may have taken minutes
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)  # from here on they are waited for, not handled
         self._say(f"starting Triton; its log is {_short(log_file)}")
         started = time.monotonic()
-        signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)  # from here on they are waited for, not handled
         server = TritonProcess(Workspace.create(), repository, addresses, log_file, self._options.exit_timeout_s)
         try:
             self._log = LogReader(log_file)

@@ -94,6 +94,7 @@ def _command(workspace: Workspace, repository: Path, addresses: Addresses, exit_
         f"--backend-config=python,shm-default-byte-size={_SHM_BYTES}",
         f"--backend-config=python,shm-growth-byte-size={_SHM_BYTES}",
         f"--exit-timeout-secs={exit_timeout_s}",
+        "--disable-auto-complete-config",  # the repository is complete; else every stub would be started twice
         "--log-verbose=0",
     ]
     return command
