@@ -72,21 +72,27 @@ class ModelParameters(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    gpt_model_path: Path
-    gpt_model_type: str
-    max_beam_width: int | None = Field(default=None, ge=1)
-    max_tokens_in_paged_kv_cache: int | None = Field(default=None, ge=1)
-    max_attention_window_size: str | None = None
-    batch_scheduler_policy: Literal["max_utilization", "guaranteed_no_evict"] | None = None
-    kv_cache_host_memory_bytes: Literal[0] = 0
-    exclude_input_in_output: bool = False
-    cancellation_check_period_ms: int = Field(default=50, ge=1)
-    stats_check_period_ms: int = Field(default=100, ge=1)
-    enable_kv_cache_reuse: bool | None = None
-    enable_chunked_context: bool | None = None
-    speculative_decoding_fast_logits: Literal[False] = False
-    decoding_mode: Literal["auto", "top_k", "top_p", "top_k_top_p", "beam_search"] | None = None
-    tokenizer_dir: Path | None = None
+    gpt_model_path: Path = Field(description="directory with the engine's config.json")
+    gpt_model_type: str = Field(description="batching: inflight_fused_batching, inflight_batching or V1")
+    max_beam_width: int | None = Field(default=None, ge=1, description="widest beam a request may ask for")
+    max_tokens_in_paged_kv_cache: int | None = Field(default=None, ge=1, description="size of the KV cache in tokens")
+    max_attention_window_size: str | None = Field(
+        default=None, description="numbers of at least max_seq_len only: there is no sliding window"
+    )
+    batch_scheduler_policy: Literal["max_utilization", "guaranteed_no_evict"] | None = Field(
+        default=None, description="whether requests may be preempted and computed again when blocks run out"
+    )
+    kv_cache_host_memory_bytes: Literal[0] = Field(default=0, description="0 only: the cache is in host memory already")
+    exclude_input_in_output: bool = Field(default=False, description="default for requests that do not say it")
+    cancellation_check_period_ms: int = Field(default=50, ge=1, description="period of the search for clients gone")
+    stats_check_period_ms: int = Field(default=100, ge=1, description="period of the gauges")
+    enable_kv_cache_reuse: bool | None = Field(default=None, description="whether prompts share cached prefixes")
+    enable_chunked_context: bool | None = Field(default=None, description="whether long prompts are computed in parts")
+    speculative_decoding_fast_logits: Literal[False] = Field(default=False, description="false only")
+    decoding_mode: Literal["auto", "top_k", "top_p", "top_k_top_p", "beam_search"] | None = Field(
+        default=None, description="any of these: each request decides by its own inputs"
+    )
+    tokenizer_dir: Path | None = Field(default=None, description="default: the one that the engine was built with")
 
 
 class EngineFile(BaseModel):
