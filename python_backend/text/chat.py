@@ -59,18 +59,19 @@ class ChatRenderer:
                 "Send text_input instead."
             )
         guarded: list[Message] = [self._guard(message) for message in messages]
-        goes_on = guarded[-1]["role"] == "assistant" and not guarded[-1].get("tool_calls")
-        if goes_on:
-            guarded[-1]["content"] = (guarded[-1]["content"] or "") + _END
-        text = render(self._template, self._variables(guarded, not goes_on), Budget(self._max_characters))
-        if not goes_on:
-            return text
-        if _END not in text:
+        begun = guarded[-1]["content"] if guarded[-1]["role"] == "assistant" else None
+        if begun is None:
+            return self._render(guarded, add_generation_prompt=True)
+        # The mark stands before the space at the end, which is left out where the template trims it.
+        space = begun[len(begun.rstrip()) :]
+        guarded[-1]["content"] = begun.rstrip() + _END + space
+        text, mark, behind = self._render(guarded, add_generation_prompt=False).rpartition(_END)
+        if not mark:
             raise InvalidRequest(
                 "The last message is the assistant's, and the model's chat template does not show it; "
                 "end messages with the user's."
             )
-        return text[: text.rindex(_END)]
+        return text + space if behind.startswith(space) else text
 
     def _guard(self, value: Any) -> Any:
         """A copy with every text guarded, keys of objects included."""
@@ -82,14 +83,16 @@ class ChatRenderer:
             return {self._guard(key): self._guard(item) for key, item in value.items()}
         return value
 
-    def _variables(self, messages: list[Message], add_generation_prompt: bool) -> dict[str, Any]:
-        return {
+    def _render(self, messages: list[Message], add_generation_prompt: bool) -> str:
+        assert self._template is not None
+        variables = {
             **self._tokenizer.files.special_tokens,
             "messages": messages,
             "tools": None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
+        return render(self._template, variables, Budget(self._max_characters))
 
     def _compile(self, source: str | None) -> Template | None:
         if source is None:

@@ -52,6 +52,12 @@ def test_an_answer_that_was_begun_goes_on_where_it_ends() -> None:
     assert text.count("<|im_end|>") == 2
 
 
+@pytest.mark.parametrize(("template", "expected"), [("{{ m }}", "Sure: \n"), ("{{ m | trim }}", "Sure:")])
+def test_space_at_the_end_of_a_begun_answer_stays_unless_the_template_trims_it(template: str, expected: str) -> None:
+    template = "{% for message in messages %}{% set m = message.content %}" + template + "<|im_end|>{% endfor %}"
+    assert renderer(template).render(chat("Sure: \n", roles=("assistant",))) == expected
+
+
 def test_an_answer_that_the_template_hides_cannot_go_on() -> None:
     with pytest.raises(InvalidRequest, match="does not show it"):
         renderer("{{ messages[0].content }}").render(chat("Hi", "Sure"))
