@@ -13,7 +13,7 @@ import openvino.opset15 as ops
 
 from python_backend.engine.model import DecoderGraph, Storage
 from python_backend.engine.model_config import ModelConfig
-from python_backend.engine.runner import StepInput, allocate_cache, control_inputs
+from python_backend.engine.runner import EXACT_OPTIONS, CompiledGraph, StepInput, control_inputs
 from python_backend.engine.weights import Weights
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BLOCK = 32
-Mode = Literal["bf16", "fp8_weights", "fp8"]
-_STORAGE: dict[Mode, Storage] = {"bf16": "bf16", "fp8_weights": "fp8", "fp8": "fp8_activations"}
+Mode = Literal["bf16", "int8", "fp8_weights", "fp8"]
+_STORAGE: dict[Mode, Storage] = {"bf16": "bf16", "int8": "int8", "fp8_weights": "fp8", "fp8": "fp8_activations"}
 
 
 def collect_amax(
@@ -39,15 +39,11 @@ def collect_amax(
         Linear name without `.weight` -> amax of its input; `<layer>.self_attn.k_proj.out` and `.v_proj.out` -> amax of
         the keys and values that enter the cache.
     """
-    graph = DecoderGraph(ModelConfig.load(checkpoint_dir), Weights(checkpoint_dir), "f32")
-    model = graph.build()
-    probes = {**graph.probes, **graph.kv_probes}
-    outputs = [_amax_node(node) for node in probes.values()]
-    measured = ov.Model([*outputs], model.get_parameters(), "calibration")
-    run = _Session(measured, max(map(len, token_batches)))
-    found = dict.fromkeys(probes, 0.0)
+    graph = _Probed(ModelConfig.load(checkpoint_dir), Weights(checkpoint_dir), "f32")
+    run = _Session(graph, max(map(len, token_batches)))
+    found = dict.fromkeys(graph.names, 0.0)
     for done, token_ids in enumerate(token_batches, 1):
-        for name, value in zip(probes, run(token_ids), strict=True):
+        for name, value in zip(graph.names, run(token_ids), strict=True):
             found[name] = max(found[name], float(value.reshape(-1)[0]))
         if progress is not None:
             progress(done)
@@ -67,13 +63,13 @@ def perplexity(
     `fp8` rounds the activations to E4M3 too, as a GPU does; for it and for `fp8_weights` the checkpoint is the FP8 one.
     """
     graph = DecoderGraph(ModelConfig.load(checkpoint_dir), Weights(checkpoint_dir), _STORAGE[mode])
-    run = _Session(graph.build(), window)
+    run = _Session(graph, window)
     total, count = 0.0, 0
     for start in range(0, len(token_ids) - 1, window):
         part = token_ids[start : start + window]
         if len(part) < 2:
             break
-        logits = run(part, logits=len(part))[0]
+        logits = run(part, num_logits=len(part))[0]
         total += _negative_log_likelihood(logits[:-1], np.array(part[1:]))
         count += len(part) - 1
         if progress is not None:
@@ -84,21 +80,24 @@ def perplexity(
 class _Session:
     """One compiled graph that computes whole texts from position 0."""
 
-    def __init__(self, model: ov.Model, max_tokens: int) -> None:
-        options = {"PERFORMANCE_HINT": "LATENCY", "KV_CACHE_PRECISION": "f32", "INFERENCE_PRECISION_HINT": "f32"}
-        compiled = ov.Core().compile_model(model, "CPU", options)
-        self._request = compiled.create_infer_request()
-        self._index = {port.any_name: i for i, port in enumerate(compiled.inputs)}
-        self._num_blocks = -(-max_tokens // BLOCK)
-        self._caches = allocate_cache(self._request, compiled, self._num_blocks)
+    def __init__(self, graph: DecoderGraph, max_tokens: int) -> None:
+        self._compiled = CompiledGraph(graph, EXACT_OPTIONS, [], -(-max_tokens // BLOCK))
 
-    def __call__(self, token_ids: list[int], logits: int = 1) -> list[np.ndarray]:
+    def __call__(self, token_ids: list[int], num_logits: int = 1) -> list[np.ndarray]:
         table = list(range(-(-len(token_ids) // BLOCK)))
-        for name, value in control_inputs([StepInput(token_ids, 0, table, logits)]).items():
-            if name in self._index:
-                self._request.set_input_tensor(self._index[name], ov.Tensor(value))
-        self._request.infer()
-        return [t.data for t in self._request.output_tensors]
+        self._compiled.start(control_inputs([StepInput(token_ids, 0, table, num_logits)]))
+        self._compiled.wait()
+        return self._compiled.outputs()
+
+
+class _Probed(DecoderGraph):
+    """The decoder with the amax of every probe as output, in place of the logits."""
+
+    def build(self) -> ov.Model:
+        model = super().build()
+        self.names = [*self.probes, *self.kv_probes]
+        nodes = [*self.probes.values(), *self.kv_probes.values()]
+        return ov.Model([_amax_node(node) for node in nodes], model.get_parameters(), "calibration")
 
 
 def _amax_node(node: Any) -> Any:

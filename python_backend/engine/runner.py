@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from python_backend.engine.config import EngineConfig, Precision
 
 
+EXACT_OPTIONS = {"KV_CACHE_PRECISION": "f32", "INFERENCE_PRECISION_HINT": "f32"}
+
+
 @dataclass(frozen=True, slots=True)
 class StepInput:
     """What one sequence contributes to a step."""
@@ -29,29 +32,37 @@ class StepInput:
     num_logits: int  # how many of the last tokens need logits
 
 
-STORAGE: dict[Precision, tuple[Storage, dict[str, str]]] = {
-    "fast": ("bf16", {"KV_CACHE_PRECISION": "bf16"}),
-    "fp8": ("fp8", {"KV_CACHE_PRECISION": "bf16"}),
-    "exact": ("f32", {"KV_CACHE_PRECISION": "f32", "INFERENCE_PRECISION_HINT": "f32"}),
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to hold the weights, used for steps of up to `max_tokens` tokens."""
+
+    storage: Storage
+    max_tokens: int | None = None
+
+
+# Few tokens wait for weights from memory, many for arithmetic: 8-bit weights win the first race, bf16 the second.
+# Where they cross was measured, see docs/performance.md.
+VARIANTS: dict[Precision, tuple[Variant, ...]] = {
+    "fast": (Variant("int8", max_tokens=4), Variant("bf16")),
+    "fp8": (Variant("fp8"),),
+    "exact": (Variant("f32"),),
 }
 
 
 class ModelRunner:
-    """One compiled model with its paged KV cache."""
+    """The compiled model, in one or more variants, with its paged KV cache."""
 
     def __init__(self, checkpoint_dir: Path, config: EngineConfig) -> None:
         self.model_config = ModelConfig.load(checkpoint_dir)
-        storage, options = STORAGE[config.precision]
-        graph = DecoderGraph(self.model_config, Weights(checkpoint_dir), storage)
-        options = {"PERFORMANCE_HINT": "LATENCY", **options}
-        if config.num_threads:
-            options["INFERENCE_NUM_THREADS"] = str(config.num_threads)
-        compiled = ov.Core().compile_model(graph.build(), "CPU", options)
-        self._request = compiled.create_infer_request()
-        self._input_index = {port.any_name: i for i, port in enumerate(compiled.inputs)}
-        # The plugin packs weights at the first inference, so the memory behind the constants must outlive that too.
-        self._buffers = graph.buffers
-        self._caches = allocate_cache(self._request, compiled, -(-config.kv_cache_tokens // config.tokens_per_block))
+        weights = Weights(checkpoint_dir)
+        num_blocks = -(-config.kv_cache_tokens // config.tokens_per_block)
+        self._caches: list[np.ndarray] = []
+        self._compiled = []
+        for variant in VARIANTS[config.precision]:
+            graph = DecoderGraph(self.model_config, weights, variant.storage)
+            compiled = CompiledGraph(graph, _options(config), self._caches, num_blocks)
+            self._compiled.append((variant.max_tokens, compiled))
+        self._running = self._compiled[-1][1]
         self.kv_bytes = sum(cache.nbytes for cache in self._caches)
 
     def copy_blocks(self, copies: list[BlockCopy]) -> None:
@@ -71,29 +82,66 @@ class ModelRunner:
 
     def start(self, steps: list[StepInput]) -> None:
         """Begin a step; `wait` gives its logits. The interpreter is free meanwhile."""
-        for name, value in control_inputs(steps).items():
-            self._request.set_input_tensor(self._input_index[name], ov.Tensor(value))
-        self._request.start_async()
+        num_tokens = sum(len(step.token_ids) for step in steps)
+        self._running = next(c for limit, c in self._compiled if limit is None or num_tokens <= limit)
+        self._running.start(control_inputs(steps))
 
     def wait(self) -> np.ndarray:
         """Logits of the step begun last, float32 [sum of num_logits, vocab]; valid until the next start."""
+        return self._running.wait()
+
+
+class CompiledGraph:
+    """One graph compiled for this CPU, reading and writing the caches it is given."""
+
+    def __init__(self, graph: DecoderGraph, options: dict[str, str], caches: list[np.ndarray], num_blocks: int) -> None:
+        """Compile; an empty `caches` is filled with new memory."""
+        compiled = ov.Core().compile_model(graph.build(), "CPU", options)
+        # Tensors do not own numpy memory, and the plugin packs weights only at the first inference: keep all of it.
+        self._buffers = (graph.buffers, caches)
+        self._request = compiled.create_infer_request()
+        self._index = {port.any_name: i for i, port in enumerate(compiled.inputs)}
+        ports = [port for port in compiled.inputs if "cache." in port.any_name]
+        if not caches:
+            caches += [_cache_memory(port, num_blocks) for port in ports]
+        for port, memory in zip(ports, caches, strict=True):
+            shape = ov.Shape([num_blocks, *_block_shape(port)])
+            self._request.set_input_tensor(self._index[port.any_name], ov.Tensor(memory, shape, port.element_type))
+
+    def start(self, control: dict[str, np.ndarray]) -> None:
+        """Begin one inference."""
+        for name, value in control.items():
+            if name in self._index:  # calibration leaves out what its outputs do not need
+                self._request.set_input_tensor(self._index[name], ov.Tensor(value))
+        self._request.start_async()
+
+    def wait(self) -> np.ndarray:
+        """The first output, as rows."""
         self._request.wait()
-        logits: np.ndarray = self._request.get_output_tensor(0).data
-        return logits.reshape(-1, logits.shape[-1])
+        output: np.ndarray = self._request.get_output_tensor(0).data
+        return output.reshape(-1, output.shape[-1])
+
+    def outputs(self) -> list[np.ndarray]:
+        """Every output of the inference that `wait` has seen end."""
+        return [tensor.data for tensor in self._request.output_tensors]
 
 
-def allocate_cache(request: Any, compiled: Any, num_blocks: int) -> list[np.ndarray]:
-    """Give every cache input of a compiled model its memory: uint8 arrays [num_blocks, bytes of a block]."""
-    caches = []
-    for index, port in enumerate(compiled.inputs):
-        if "cache." not in port.any_name:
-            continue
-        shape = [num_blocks, *(d.get_length() for d in list(port.partial_shape)[1:])]
-        # numpy has no bf16: own the bytes, so that blocks can be copied whatever their type is.
-        raw = np.zeros([num_blocks, int(np.prod(shape[1:])) * port.element_type.size], np.uint8)
-        request.set_input_tensor(index, ov.Tensor(raw, ov.Shape(shape), port.element_type))
-        caches.append(raw)
-    return caches
+def _options(config: EngineConfig) -> dict[str, str]:
+    options = {"PERFORMANCE_HINT": "LATENCY", "KV_CACHE_PRECISION": "bf16"}
+    if config.precision == "exact":
+        options |= EXACT_OPTIONS
+    if config.num_threads:
+        options["INFERENCE_NUM_THREADS"] = str(config.num_threads)
+    return options
+
+
+def _block_shape(port: Any) -> list[int]:
+    return [dimension.get_length() for dimension in list(port.partial_shape)[1:]]
+
+
+def _cache_memory(port: Any, num_blocks: int) -> np.ndarray:
+    # numpy has no bf16: own the bytes, so that blocks can be copied whatever their type is.
+    return np.zeros([num_blocks, int(np.prod(_block_shape(port))) * port.element_type.size], np.uint8)
 
 
 def control_inputs(steps: list[StepInput]) -> dict[str, np.ndarray]:
