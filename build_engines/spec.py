@@ -76,7 +76,7 @@ class Server(Section):
     max_queue_delay_microseconds: CountOrZero = Field(
         default=0, description="how long a batcher waits for more requests"
     )
-    cancellation_check_period_ms: Count = Field(default=100, description="how often cancelled requests are looked for")
+    cancellation_check_period_ms: Count = Field(default=50, description="how often cancelled requests are looked for")
     stats_check_period_ms: Count = Field(default=100, description="how often metrics are refreshed")
 
 
