@@ -39,22 +39,22 @@ class StopText:
         self._lengths: list[int] = []  # characters that each of the last tokens added, newest last
 
     def push(self, token_id: int) -> int | None:
-        """Take one generated token.
+        """Take one generated token. A caller that is not to stop yet goes on pushing.
 
         Returns:
             None while no stop string is complete; else how many characters of the text so far, decoded as a whole,
             lie behind the place where the text has to end.
         """
         delta = self._detokenizer.push([token_id])
+        cut = None
         for index, char in enumerate(delta):
             matched = self._advance(char)
-            if matched is not None:
-                behind = len(delta) - index - 1 + self._detokenizer.held
-                return behind + (len(matched) if self._exclude else 0)
+            if matched is not None and cut is None:
+                cut = len(delta) - index - 1 + self._detokenizer.held + (len(matched) if self._exclude else 0)
         if self._exclude:
             self._lengths.append(len(delta))
             del self._lengths[: -max(1, self.held_tokens())]
-        return None
+        return cut
 
     def held_tokens(self) -> int:
         """How many of the last tokens must not be shown yet, since they may belong to a stop string."""

@@ -103,6 +103,16 @@ def test_tokens_are_held_only_while_a_stop_string_may_come() -> None:
     assert held == [0, 1, 0, 1]
 
 
+def test_a_caller_that_may_not_stop_yet_finds_the_next_match() -> None:
+    tokenizer = small_tokenizer("gemma")
+    ids = tokenizer.encode("a\n\nb\n\n", add_special_tokens=False)
+    for exclude, cut in ((False, 0), (True, 2)):
+        stop = StopText(tokenizer, "\n\n", exclude)
+        cuts = [found for found in map(stop.push, ids) if found is not None]
+        assert cuts == [cut, cut]
+        assert stop.held_tokens() == 0
+
+
 def test_without_exclude_nothing_is_held() -> None:
     tokenizer = small_tokenizer("gemma")
     stop = StopText(tokenizer, ["\n\n"])
