@@ -186,6 +186,18 @@ def test_bans_and_penalties_follow_each_beam() -> None:
         assert len(pairs) == len(set(pairs))
 
 
+def test_penalties_count_the_tokens_of_their_own_beam() -> None:
+    model = TableModel(vocab=6, seed=7)
+    penalty = 1.5
+    for hypothesis in search(model, beam_width=3, max_tokens=7, end_ids=(), frequency_penalty=penalty):
+        ids, expected = [1, 2], 0.0
+        for token in hypothesis.output_ids:
+            row = model.logits(ids).astype(np.float64) - penalty * np.bincount(ids, minlength=6)
+            expected += float(row[token] - np.log(np.exp(row).sum()))
+            ids.append(token)
+        assert hypothesis.score == pytest.approx(expected / 7, abs=1e-5)
+
+
 def test_alternatives_are_given_for_each_token() -> None:
     model = TableModel(vocab=7, seed=4)
     for hypothesis in search(model, beam_width=3, max_tokens=5, top_logprobs=2):

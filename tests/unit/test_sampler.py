@@ -155,6 +155,13 @@ def test_a_finished_structure_may_end_before_min_tokens() -> None:
     assert Sampler(VOCAB).sample(random_logits(), [sequence], bitmask_of([9])[None]) == [9]
 
 
+def test_min_tokens_bans_an_end_id_that_the_mask_allows_among_others() -> None:
+    logits = random_logits()
+    logits[0, 9] = 50.0
+    sequence = make_sequence(end_ids=(9,), min_tokens=5)
+    assert Sampler(VOCAB).sample(logits, [sequence], bitmask_of([9, 10])[None]) == [10]
+
+
 def test_min_tokens_bans_the_end_ids_until_they_are_reached() -> None:
     logits = random_logits()
     logits[0, [9, 11]] = 50.0, 49.0
