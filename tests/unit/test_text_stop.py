@@ -110,7 +110,7 @@ def test_a_caller_that_may_not_stop_yet_finds_the_next_match() -> None:
         stop = StopText(tokenizer, "\n\n", exclude)
         cuts = [found for found in map(stop.push, ids) if found is not None]
         assert cuts == [cut, cut]
-        assert stop.held_tokens() == 0
+        assert stop.held_tokens() == (1 if exclude else 0)  # the last line break may begin a third
 
 
 def test_without_exclude_nothing_is_held() -> None:
