@@ -1,0 +1,73 @@
+"""What of Triton's log reaches the screen, on lines as Triton 2.51 writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from python_backend.server.log_reader import LoadFailure, LogReader, for_a_person, load_failures
+
+_AT = "1201 12:49:05.156118 22715"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f'E{_AT} server.cc:241] "CudaDriverHelper has not been initialized."',
+        f'E{_AT} ensemble_scheduler.cc:1468] "unable to create stream for ensemble: CUDA driver version is insufficient'
+        ' for CUDA runtime version"',
+        f'W{_AT} metrics.cc:798] "DCGM unable to start: DCGM initialization error"',
+        f'I{_AT} model_lifecycle.cc:472] "loading: ensemble:1"',
+        "Error: Failed to initialize NVML",
+        "a line that a model printed",
+        "",
+    ],
+)
+def test_what_needs_no_action_is_not_shown(line: str) -> None:
+    assert for_a_person(line) is None
+
+
+def test_an_error_is_shown_without_its_decoration() -> None:
+    assert for_a_person(f'E{_AT} pb_stub.cc:721] "the engine has failed"') == "the engine has failed"
+
+
+def test_the_reason_of_a_load_failure_is_the_message_of_the_exception() -> None:
+    lines = [
+        f"E{_AT} model_lifecycle.cc:642] \"failed to load 'tensorrt_llm' version 1: Internal: ModuleNotFoundError: No"
+        " module named 'x'\\n\\nAt:\\n  /repo/tensorrt_llm/1/model.py(3): <module>\\n\"",
+    ]
+    assert load_failures(lines) == [LoadFailure("tensorrt_llm", "No module named 'x'")]
+
+
+def test_a_model_that_failed_twice_is_named_once() -> None:
+    line = f"E{_AT} model_lifecycle.cc:642] \"failed to load 'a' version 1: Internal: broken\""
+    assert load_failures([line, line]) == [LoadFailure("a", "broken")]
+
+
+def test_an_ensemble_that_fails_with_its_step_is_left_out() -> None:
+    lines = [
+        f"E{_AT} model_lifecycle.cc:642] \"failed to load 'step' version 1: Internal: broken\"",
+        f"E{_AT} model_repository_manager.cc:700] \"failed to load 'ensemble': Invalid argument: ensemble 'ensemble'"
+        " depends on 'step' which has no loaded version\"",
+    ]
+    assert load_failures(lines) == [LoadFailure("step", "broken")]
+
+
+def test_an_unusable_configuration_is_a_load_failure() -> None:
+    line = (
+        f"E{_AT} model_repository_manager.cc:1460] \"Poll failed for model directory 'ensemble': ensemble input 'x' for"
+        " ensemble ensemble' is not used\""
+    )
+    assert load_failures([line])[0].model == "ensemble"
+
+
+def test_lines_are_read_once_and_only_when_they_are_whole(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"one\ntw")
+    reader = LogReader(log)
+    assert reader.new_lines() == ["one"]
+    assert reader.new_lines() == []
+    with log.open("ab") as file:
+        file.write(b"o\nthree")
+    assert reader.new_lines() == ["two"]
