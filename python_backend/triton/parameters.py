@@ -19,6 +19,7 @@ _KNOWN = frozenset(
     {
         "Streaming",
         "binary_data_output",
+        "id",  # the request id in a body of /generate
         "priority",
         "request_type",
         "sequence_end",

@@ -14,63 +14,14 @@ import numpy as np
 import pytest
 
 import clients
-from clients import Chunk, Result
 from tests.unit.client_fakes import FakeServer, Step, send
-
-KINDS = ("grpc", "grpc_aio", "http", "http_aio")
-EVERY_CLIENT = pytest.mark.parametrize("kind", KINDS)
+from tests.unit.client_runs import EVERY_CLIENT, generate, make_client, stream
 
 
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
     with FakeServer() as running:
         yield running
-
-
-def _client(kind: str, server: FakeServer, **options: Any) -> Any:
-    classes: dict[str, Any] = {
-        "grpc": clients.GrpcClient,
-        "grpc_aio": clients.AsyncGrpcClient,
-        "http": clients.HttpClient,
-        "http_aio": clients.AsyncHttpClient,
-    }
-    return classes[kind](server.grpc_url if kind.startswith("grpc") else server.http_url, **options)
-
-
-def stream(
-    kind: str, server: FakeServer, prompt: Any, *, leave_after: int = 0, **values: Any
-) -> tuple[list[Chunk], Result]:
-    """All chunks and the result; `leave_after` chunks the stream is left."""
-
-    async def run() -> tuple[list[Chunk], Result]:
-        chunks: list[Chunk] = []
-        async with _client(kind, server) as client, await client.stream(prompt, **values) as answer:
-            async for chunk in answer:
-                chunks.append(chunk)
-                if len(chunks) == leave_after:
-                    break
-        return chunks, answer.result
-
-    if kind.endswith("aio"):
-        return asyncio.run(run())
-    chunks: list[Chunk] = []
-    with _client(kind, server) as client, client.stream(prompt, **values) as answer:
-        for chunk in answer:
-            chunks.append(chunk)
-            if len(chunks) == leave_after:
-                break
-    return chunks, answer.result
-
-
-def generate(kind: str, server: FakeServer, prompt: Any, *, model: str = "ensemble", **values: Any) -> Result:
-    async def run() -> Result:
-        async with _client(kind, server, model=model) as client:
-            return await client.generate(prompt, **values)
-
-    if kind.endswith("aio"):
-        return asyncio.run(run())
-    with _client(kind, server, model=model) as client:
-        return client.generate(prompt, **values)
 
 
 @EVERY_CLIENT
@@ -284,7 +235,7 @@ def test_an_array_over_http_is_refused_before_it_is_sent(server: FakeServer) -> 
 @pytest.mark.parametrize("kind", ["grpc", "http"])
 def test_a_dropped_iterator_stops_the_request(kind: str, server: FakeServer) -> None:
     server.scripts["hi"] = [send("a"), Step("wait_for_stop"), send("b", "cancelled")]
-    with _client(kind, server) as client:
+    with make_client(kind, server) as client:
         for _ in client.stream("hi", request_id="dropped"):
             break
         assert server.stop_event("dropped").wait(5)
@@ -293,7 +244,7 @@ def test_a_dropped_iterator_stops_the_request(kind: str, server: FakeServer) -> 
 @pytest.mark.parametrize("kind", ["grpc", "http"])
 def test_another_thread_may_cancel(kind: str, server: FakeServer) -> None:
     server.scripts["hi"] = [send("a"), Step("wait_for_stop"), send("b", "cancelled")]
-    with _client(kind, server) as client, client.stream("hi", request_id="mine") as answer:
+    with make_client(kind, server) as client, client.stream("hi", request_id="mine") as answer:
         threading.Timer(0.1, answer.cancel).start()
         assert "".join(chunk.text for chunk in answer) == "a"
         assert server.stop_event("mine").wait(5)
@@ -304,7 +255,7 @@ def test_cancelling_the_task_stops_the_request(kind: str, server: FakeServer) ->
     server.scripts["hi"] = [Step("wait_for_stop"), send("b", "cancelled")]
 
     async def run() -> None:
-        async with _client(kind, server) as client:
+        async with make_client(kind, server) as client:
             task = asyncio.create_task(client.generate("hi", request_id="mine", num_return_sequences=1))
             while not server.seen:
                 await asyncio.sleep(0.01)
@@ -321,7 +272,7 @@ def test_many_threads_share_a_client(kind: str, server: FakeServer) -> None:
     for number in range(8):
         server.scripts[f"p{number}"] = [send(f"{number}"), send("!", "stop")]
     texts: dict[int, str] = {}
-    with _client(kind, server) as client:
+    with make_client(kind, server) as client:
 
         def ask(number: int) -> None:
             with client.stream(f"p{number}") as answer:
@@ -339,11 +290,11 @@ def test_many_threads_share_a_client(kind: str, server: FakeServer) -> None:
 def test_waiting_for_a_server_that_never_comes_ends(kind: str) -> None:
     with FakeServer() as gone:
         pass
-    with _client(kind, gone) as client, pytest.raises(clients.ServerUnavailable, match="not ready after"):
+    with make_client(kind, gone) as client, pytest.raises(clients.ServerUnavailable, match="not ready after"):
         client.wait_until_ready(0.2)
 
 
 @pytest.mark.parametrize("kind", ["grpc", "http"])
 def test_readiness_is_the_models(kind: str, server: FakeServer) -> None:
-    with _client(kind, server) as client:
+    with make_client(kind, server) as client:
         assert client.ready()
