@@ -122,7 +122,9 @@ class GenerationRequest:
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
-            raise InvalidRequest("The prompt has no tokens; send at least one token (input_ids, text_input or messages).")
+            raise InvalidRequest(
+                "The prompt has no tokens; send at least one token (input_ids, text_input or messages)."
+            )
 
     @property
     def cache_salt(self) -> int:

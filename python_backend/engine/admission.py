@@ -70,7 +70,9 @@ def _check_width(request: GenerationRequest, config: EngineConfig) -> None:
     if width > config.max_batch_size:
         raise LimitExceeded(f"beam_width is {width}; allowed: 1 to max_batch_size ({config.max_batch_size}).")
     if width > 1 and request.return_generation_logits:
-        raise Unsupported("return_generation_logits is served with beam_width 1 only; ask for log-probs of beams instead.")
+        raise Unsupported(
+            "return_generation_logits is served with beam_width 1 only; ask for log-probs of beams instead."
+        )
     if width == 1 and samples > config.max_batch_size:
         raise LimitExceeded(
             f"num_return_sequences is {samples}; allowed: 1 to max_batch_size ({config.max_batch_size})."

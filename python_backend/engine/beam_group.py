@@ -46,7 +46,9 @@ def step_beams(group: SequenceGroup, logits: np.ndarray, blocks: BlockManager) -
     if step.done:
         return True
     parents = group.sequences
-    group.sequences = [_fork(parents[p], i, token, blocks) for i, (p, token) in enumerate(zip(step.parents, step.tokens, strict=True))]
+    group.sequences = [
+        _fork(parents[p], i, token, blocks) for i, (p, token) in enumerate(zip(step.parents, step.tokens, strict=True))
+    ]
     for sequence, beam in zip(group.sequences, group.beams.beams, strict=True):
         sequence.cum_log_prob, sequence.log_probs = beam.cum_log_prob, beam.log_probs
         sequence.top_log_probs = list(beam.top_log_probs)

@@ -52,10 +52,12 @@ class BlockManager:
 
     @property
     def num_free(self) -> int:
+        """Blocks that can be had: empty ones and cached ones nobody uses."""
         return len(self._free) + len(self._idle)
 
     @property
     def num_used(self) -> int:
+        """Blocks that sequences hold."""
         return self.num_blocks - self.num_free
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -171,7 +173,8 @@ class BlockManager:
                 held[block] += 1
         assert held == self._ref_count
         free, idle = set(self._free), set(self._idle)
-        assert len(free) == len(self._free) and not free & idle
+        assert len(free) == len(self._free)
+        assert not free & idle
         for block in range(self.num_blocks):
             in_use = self._ref_count[block] > 0
             assert in_use != (block in free or block in idle), block
@@ -179,7 +182,8 @@ class BlockManager:
             assert self._content[block] is None or block not in free
         for (parent, tokens), block in self._by_key.items():
             content = self._content[block]
-            assert content is not None and (content.parent, content.tokens) == (parent, tokens)
+            assert content is not None
+            assert (content.parent, content.tokens) == (parent, tokens)
             assert block in self._children[parent]
         assert sum(map(len, self._children.values())) == len(self._by_key) == sum(c is not None for c in self._content)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from python_backend.engine.weights import Weights
 
 Storage = Literal["f32", "bf16", "int8", "fp8", "fp8_activations"]
-CONTROL_INPUTS = (
+CONTROL_INPUTS: tuple[tuple[str, Type, list[int]], ...] = (
     ("input_ids", Type.i64, [-1]),
     ("position_ids", Type.i64, [-1]),
     ("past_lens", Type.i32, [-1]),

@@ -49,7 +49,9 @@ class ModelConfig:
         raw = json.loads(path.read_text())
         architecture = (raw.get("architectures") or ["?"])[0]
         if architecture not in ARCHITECTURES:
-            raise BuildError(f"{path}: architecture {architecture} is not served on cpu; served: {', '.join(ARCHITECTURES)}.")
+            raise BuildError(
+                f"{path}: architecture {architecture} is not served on cpu; served: {', '.join(ARCHITECTURES)}."
+            )
         if raw.get("hidden_act", "silu") != "silu":
             raise BuildError(f"{path}: hidden_act {raw['hidden_act']} is not served on cpu; served: silu.")
         heads = raw["num_attention_heads"]
@@ -85,7 +87,7 @@ class ModelConfig:
         are kept, those between are blended.
         """
         exponents = np.arange(0, self.head_dim, 2, dtype=np.float64) / self.head_dim
-        frequencies = 1.0 / self.rope_theta**exponents
+        frequencies: np.ndarray = 1.0 / self.rope_theta**exponents
         scaling = self.rope_scaling
         if scaling is None:
             return frequencies.astype(np.float32)
@@ -95,7 +97,8 @@ class ModelConfig:
         low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
         turns = float(scaling["original_max_position_embeddings"]) * frequencies / (2 * math.pi)
         smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
-        return (frequencies * (smooth + (1 - smooth) / factor)).astype(np.float32)
+        blended: np.ndarray = frequencies * (smooth + (1 - smooth) / factor)
+        return blended.astype(np.float32)
 
 
 def _rope(raw: dict[str, Any]) -> dict[str, Any]:

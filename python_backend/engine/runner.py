@@ -166,5 +166,3 @@ def control_inputs(steps: list[StepInput]) -> dict[str, np.ndarray]:
         "max_context_len": np.array(int((past + counts).max()), np.int32),
         "sampled_tokens_indices": sampled.astype(np.int64),
     }
-
-

@@ -41,6 +41,7 @@ class SequenceGroup:
 
     @property
     def in_context_phase(self) -> bool:
+        """Whether the prompt is still being computed."""
         return self.sequences[0].num_output_tokens == 0
 
 
@@ -61,6 +62,7 @@ class Batch:
     context_tokens: int = 0
 
     def sequences(self) -> Iterator[Sequence]:
+        """Those with tokens in this step, in the order of the runner's rows."""
         for scheduled in self.groups:
             yield from (s for s in scheduled.group.sequences if s.num_scheduled_tokens)
 
@@ -76,9 +78,11 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
+        """Whether anything runs or waits."""
         return bool(self.waiting or self.running)
 
     def add(self, group: SequenceGroup) -> None:
+        """Queue a group."""
         self.waiting.append(group)
 
     def schedule(self) -> Batch:
@@ -184,7 +188,9 @@ class Scheduler:
             sequence.num_scheduled_tokens = count
         total = sum(count for _, count in plan)
         if plan:
-            done = all(s.num_uncomputed_tokens == s.num_scheduled_tokens for s in group.sequences if s.finish_reason is None)
+            done = all(
+                s.num_uncomputed_tokens == s.num_scheduled_tokens for s in group.sequences if s.finish_reason is None
+            )
             batch.groups.append(ScheduledGroup(group, samples=done))
             if not done or group.in_context_phase:
                 batch.context_tokens += total

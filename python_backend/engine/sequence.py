@@ -43,16 +43,20 @@ class Sequence:
 
     @property
     def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
         return len(self.request.prompt_ids)
 
     @property
     def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
         return len(self.token_ids) - len(self.request.prompt_ids)
 
     @property
     def output_ids(self) -> list[int]:
+        """Generated tokens, without the prompt."""
         return self.token_ids[len(self.request.prompt_ids) :]
 
     @property
     def num_uncomputed_tokens(self) -> int:
+        """Tokens whose keys and values are not in the cache yet."""
         return len(self.token_ids) - self.num_computed_tokens

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -44,7 +43,8 @@ class Weight:
 
     @property
     def is_fp8(self) -> bool:
-        return self.values.dtype == FP8
+        """Whether `values` are E4M3 codes."""
+        return bool(self.values.dtype == FP8)
 
     def float32(self) -> np.ndarray:
         """The matrix as it is meant, float32 [out, in]."""
@@ -61,7 +61,7 @@ class Weights:
             raise BuildError(f"{checkpoint_dir}: no *.safetensors file; build the checkpoint first.")
         self._dir = checkpoint_dir
         self._files = [safe_open(str(f), "np") for f in files]
-        self._where = {name: f for f in self._files for name in f.keys()}
+        self._where = {name: f for f in self._files for name in f.keys()}  # noqa: SIM118 - not a dict
 
     def __contains__(self, name: str) -> bool:
         return name in self._where
@@ -88,11 +88,3 @@ class Weights:
         key = f"{name}.input_scale"
         input_scale = float(self.array(key).reshape(-1)[0]) if key in self else None
         return Weight(values, scale, input_scale)
-
-
-def quantized_kv(checkpoint_dir: Path) -> str | None:
-    """The checkpoint's kv_cache_quant_algo, None when it is not quantized."""
-    path = checkpoint_dir / "hf_quant_config.json"
-    if not path.exists():
-        return None
-    return json.loads(path.read_text())["quantization"].get("kv_cache_quant_algo")

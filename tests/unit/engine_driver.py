@@ -87,5 +87,5 @@ def running_engine(family: str = "llama", *, start: bool = True, **config: Any) 
         yield Driver(engine, events)
     finally:
         engine.stop()
-    engine._blocks.check_integrity()
+    engine.core.blocks.check_integrity()
     assert engine.stats().kv_blocks_used == 0

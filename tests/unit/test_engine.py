@@ -69,7 +69,8 @@ def test_a_prompt_seen_before_reuses_four_blocks_and_computes_one():
     prompt = np.random.default_rng(1).integers(3, 300, 110).tolist()
     with running_engine() as driver:
         first, second = (
-            driver.run(make_request("r", prompt, max_tokens=50, return_perf_metrics=True, end_ids=()))["r"] for _ in "12"
+            driver.run(make_request("r", prompt, max_tokens=50, return_perf_metrics=True, end_ids=()))["r"]
+            for _ in "12"
         )
     ends = [answer.events[-1].perf for answer in (first, second)]
     perf = [(e.alloc_new_blocks, e.alloc_total_blocks, e.reused_blocks) for e in ends]
@@ -101,8 +102,7 @@ def test_samples_differ_by_seed_and_index_and_repeat_with_the_same_seed():
     with running_engine() as driver:
         options = {"temperature": 1.0, "top_p": 1.0, "num_return_sequences": 3}
         a, again, other, unseeded, unseeded_again = (
-            driver.run(make_request("r", [5, 6, 7], **options, seed=seed))["r"].tokens
-            for seed in (1, 1, 2, None, None)
+            driver.run(make_request("r", [5, 6, 7], **options, seed=seed))["r"].tokens for seed in (1, 1, 2, None, None)
         )
     assert a == again
     assert len({tuple(t) for t in a.values()}) == 3
@@ -113,7 +113,9 @@ def test_samples_differ_by_seed_and_index_and_repeat_with_the_same_seed():
 def test_beams_are_at_least_as_probable_as_greedy_and_share_memory():
     with running_engine() as driver:
         greedy = driver.run(make_request("g", [5, 6, 7], return_log_probs=True, streaming=False))["g"]
-        request = make_request("b", [5, 6, 7], beam_width=4, num_return_sequences=4, return_log_probs=True, streaming=False)
+        request = make_request(
+            "b", [5, 6, 7], beam_width=4, num_return_sequences=4, return_log_probs=True, streaming=False
+        )
         beams = driver.run(request)["b"].events[-1].sequences
     assert len(beams) == 4
     scores = [b.cum_log_prob for b in beams]
@@ -207,7 +209,11 @@ def test_a_full_queue_refuses_at_once_with_upstreams_words():
         ({"prompt_ids": [-1]}, InvalidRequest, r"is -1; allowed: 0 to 319"),
         ({"end_ids": (400,)}, InvalidRequest, r"EndId \(400\) is not within acceptable range \[-1, 320\)"),
         ({"beam_width": 5}, LimitExceeded, r"beam_width is 5; allowed: 1 to max_beam_width \(4\)"),
-        ({"num_return_sequences": 99}, LimitExceeded, r"num_return_sequences is 99; allowed: 1 to max_batch_size \(32\)"),
+        (
+            {"num_return_sequences": 99},
+            LimitExceeded,
+            r"num_return_sequences is 99; allowed: 1 to max_batch_size \(32\)",
+        ),
         ({"embedding_bias": np.zeros(321, np.float32)}, InvalidRequest, r"embedding_bias is \[321\]"),
         ({"beam_width": 2, "return_generation_logits": True}, Unsupported, "beam_width 1 only"),
     ],
@@ -218,9 +224,9 @@ def test_what_cannot_be_served_is_refused_with_its_numbers(options, error, messa
 
 
 def test_a_request_that_can_never_fit_is_refused_and_not_queued_for_ever():
-    with running_engine(start=False, kv_cache_tokens=128) as driver:
-        with pytest.raises(LimitExceeded, match=r"needs 7 KV cache blocks \(210 tokens"):
-            driver.engine.submit(make_request("r", [5] * 10, max_tokens=200))
+    refused = pytest.raises(LimitExceeded, match=r"needs 7 KV cache blocks \(210 tokens")
+    with running_engine(start=False, kv_cache_tokens=128) as driver, refused:
+        driver.engine.submit(make_request("r", [5] * 10, max_tokens=200))
 
 
 def test_too_long_an_answer_is_lowered_with_a_warning():
@@ -233,7 +239,7 @@ def test_too_long_an_answer_is_lowered_with_a_warning():
 
 def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(monkeypatch):
     with running_engine() as driver:
-        wait = driver.engine._runner.wait
+        wait = driver.engine.core.runner.wait
         broken = iter([True])
 
         def fail_once():
@@ -242,7 +248,7 @@ def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(monkeypatch):
                 raise RuntimeError("out of luck")
             return logits
 
-        monkeypatch.setattr(driver.engine._runner, "wait", fail_once)
+        monkeypatch.setattr(driver.engine.core.runner, "wait", fail_once)
         assert isinstance(driver.run(make_request("r", [5]))["r"].error, EngineFailure)
         assert len(driver.tokens(make_request("r", [5], end_ids=()))["r"]) == 16
 
@@ -250,7 +256,7 @@ def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(monkeypatch):
 def test_an_engine_that_keeps_failing_says_so_to_everybody(monkeypatch):
     with running_engine() as driver:
         monkeypatch.setattr("threading.excepthook", lambda args: None)
-        monkeypatch.setattr(driver.engine._runner, "wait", lambda: 1 / 0)
+        monkeypatch.setattr(driver.engine.core.runner, "wait", lambda: 1 / 0)
         for _ in range(3):
             assert isinstance(driver.run(make_request("r", [5]))["r"].error, EngineFailure)
         driver.engine._thread.join(10)
@@ -260,14 +266,14 @@ def test_an_engine_that_keeps_failing_says_so_to_everybody(monkeypatch):
 
 def test_nan_logits_fail_their_own_request_only(monkeypatch):
     with running_engine() as driver:
-        wait = driver.engine._runner.wait
+        wait = driver.engine.core.runner.wait
 
         def poison():
             logits = wait()
             logits[0] = np.nan
             return logits
 
-        monkeypatch.setattr(driver.engine._runner, "wait", poison)
+        monkeypatch.setattr(driver.engine.core.runner, "wait", poison)
         answers = driver.run(make_request("bad", [5], end_ids=()), make_request("good", [6], max_tokens=1, end_ids=()))
     assert isinstance(answers["bad"].error, EngineFailure)
 
@@ -281,7 +287,7 @@ def test_a_mask_confines_the_output():
             assert token_id % 2 == 0
 
     with running_engine() as driver:
-        driver.engine._make_mask = lambda request: Even()
+        driver.engine.core.make_mask = lambda request: Even()
         from python_backend.request import Guide
 
         answer = driver.run(make_request("r", [5, 6], end_ids=(), guide=Guide("json")))["r"]

@@ -15,7 +15,13 @@ from python_backend.request import GenerationRequest, SamplingParams
 
 
 def make_scheduler(num_blocks: int = 64, block_size: int = 4, **config: Any) -> Scheduler:
-    options: dict[str, Any] = {"max_batch_size": 4, "max_num_tokens": 16, "max_seq_len": 64, "max_input_len": 60, **config}
+    options: dict[str, Any] = {
+        "max_batch_size": 4,
+        "max_num_tokens": 16,
+        "max_seq_len": 64,
+        "max_input_len": 60,
+        **config,
+    }
     blocks = BlockManager(num_blocks, block_size)
     return Scheduler(EngineConfig(tokens_per_block=block_size, **options), blocks)
 
@@ -105,7 +111,7 @@ def test_guaranteed_no_evict_never_preempts():
     arrivals=st.lists(st.integers(0, 5), max_size=12),
 )
 @settings(max_examples=150, deadline=None)
-def test_every_request_finishes_and_no_limit_is_ever_broken(
+def test_every_request_finishes_and_no_limit_is_ever_broken(  # noqa: PLR0917
     jobs, num_blocks, max_num_tokens, max_batch_size, policy, arrivals
 ):
     scheduler = make_scheduler(
@@ -120,7 +126,9 @@ def test_every_request_finishes_and_no_limit_is_ever_broken(
                 add(scheduler, length, max_tokens, first_token)
         batch = scheduler.schedule()
         counts = [s.num_scheduled_tokens for s in batch.sequences()]
-        assert all(counts) and sum(counts) <= max_num_tokens and len(counts) <= max_batch_size
+        assert all(counts)
+        assert sum(counts) <= max_num_tokens
+        assert len(counts) <= max_batch_size
         assert counts or not scheduler.has_work, "work, but no step"
         for sequence in batch.sequences():
             assert len(sequence.block_table) * 4 >= sequence.num_computed_tokens + sequence.num_scheduled_tokens
