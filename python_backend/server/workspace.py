@@ -1,6 +1,7 @@
 """What one server owns outside its process: a private folder with the Python backend, and names in /dev/shm.
 
-Both carry the launcher's process id, so that the next start can remove what a machine crash left.
+Both carry the launcher's process id, so that the next start can remove what a machine crash left, and the id of its
+process namespace: containers may share /dev/shm without seeing each other's processes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from python_backend.errors import EnvironmentFault
 
-_PREFIX = "triton-llm-"
+_PREFIX = f"triton-llm-{os.stat('/proc/self/ns/pid').st_ino}."
 _SHM = Path("/dev/shm")
 
 
@@ -66,7 +67,7 @@ class Workspace:
 def sweep() -> None:
     """Removes what servers left whose launcher does not live any more (after a power cut, or kill -9 on everything)."""
     for place in (_SHM, Path(tempfile.gettempdir())):
-        for left in place.glob(f"{_PREFIX}[0-9]*-*"):
+        for left in place.glob(f"{_PREFIX}*-*"):
             pid = left.name[len(_PREFIX) :].partition("-")[0]
             if pid.isdigit() and not Path("/proc", pid).exists():
                 shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)

@@ -76,14 +76,14 @@ class LaunchedServer:
 
     def leftovers(self) -> list[str]:
         """Processes and files of this server that exist now."""
-        mark = f"triton-llm-{self.launcher_pid}-"
-        found = [str(path) for folder in ("/dev/shm", "/tmp") for path in Path(folder).glob(f"{mark}*")]
+        mark = f".{self.launcher_pid}-"
+        found = [str(path) for folder in ("/dev/shm", "/tmp") for path in Path(folder).glob(f"triton-llm-*{mark}*")]
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
                 arguments = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
             except OSError:
                 continue
-            if mark in arguments:
+            if "triton-llm-" in arguments and mark in arguments:
                 found.append(f"process {path.parent.name}: {arguments}")
         return found
 

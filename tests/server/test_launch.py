@@ -155,8 +155,7 @@ def test_a_server_that_dies_by_itself_ends_the_launcher_with_code_1(tiny_reposit
     group = next(
         path.parent.name
         for path in Path("/proc").glob("[0-9]*/cmdline")
-        if f"triton-llm-{launched.launcher_pid}-".encode() in path.read_bytes()
-        and b"tritonserver\0" in path.read_bytes()
+        if f".{launched.launcher_pid}-".encode() in path.read_bytes() and b"tritonserver\0" in path.read_bytes()
     )
     os.kill(int(group), signal.SIGKILL)
     assert launched.wait() == 1

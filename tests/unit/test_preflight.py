@@ -95,11 +95,13 @@ def test_sweep_removes_the_files_of_a_dead_launcher_and_no_others(
 ) -> None:
     monkeypatch.setattr("python_backend.server.workspace._SHM", tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    dead = tmp_path / "triton-llm-99999999-x"  # above the largest process id of Linux
-    mine = tmp_path / f"triton-llm-{os.getpid()}-x"
+    namespace = os.stat("/proc/self/ns/pid").st_ino
+    dead = tmp_path / f"triton-llm-{namespace}.99999999-x"  # above the largest process id of Linux
+    alive = tmp_path / f"triton-llm-{namespace}.{os.getpid()}-x"
+    of_a_container = tmp_path / f"triton-llm-{namespace + 1}.99999999-x"
     foreign = tmp_path / "triton_python_backend_shm_region_1"
-    for file in (dead, mine, foreign):
+    for file in (dead, alive, of_a_container, foreign):
         file.touch()
-    (tmp_path / "triton-llm-99999999-folder" / "backends").mkdir(parents=True)
+    (tmp_path / f"triton-llm-{namespace}.99999999-folder" / "backends").mkdir(parents=True)
     sweep()
-    assert sorted(tmp_path.iterdir()) == sorted([mine, foreign])
+    assert sorted(tmp_path.iterdir()) == sorted([alive, of_a_container, foreign])
