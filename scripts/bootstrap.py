@@ -164,11 +164,14 @@ def build_numpy(requirements: str, folder: Path) -> str:
     pip = [str(tools / "bin" / "python"), "-m", "pip", "--quiet"]
     build_lock = str(ROOT / "requirements" / "numpy-build.txt")
     run([*pip, "install", "--require-hashes", "--no-deps", "-r", build_lock], "pip could not install the build tools")
-    (folder / "numpy.txt").write_text(entry[0])
-    settings = [f"-Csetup-args={option}" for option in NUMPY_OPTIONS]
+    first, _, hashes = entry[0].partition("\n")
+    settings = [f'--config-settings="setup-args={option}" \\' for option in NUMPY_OPTIONS]
+    (folder / "numpy.txt").write_text(
+        "\n".join([first, *settings, hashes])
+    )  # pip reads a file's settings from the file
     command = [*pip, "wheel", "--no-build-isolation", "--no-deps", "--require-hashes", "--no-binary", "numpy"]
     environment = {**os.environ, "PATH": f"{tools / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"}
-    run([*command, *settings, "-r", str(folder / "numpy.txt"), "-w", str(folder)], "numpy did not build", environment)
+    run([*command, "-r", str(folder / "numpy.txt"), "-w", str(folder)], "numpy did not build", environment)
     wheels = [str(path) for path in folder.glob("numpy-*.whl")]
     run(
         [str(VENV_PYTHON), "-m", "pip", "--quiet", "install", "--no-deps", "--no-index", *wheels],

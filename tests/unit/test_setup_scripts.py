@@ -108,3 +108,23 @@ def test_an_unknown_lock_is_a_usage_error() -> None:
     )
     assert done.returncode == 2
     assert "srve" in done.stderr
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_root_installs_what_is_missing_or_is_told_the_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, works: bool
+) -> None:
+    apt = tmp_path / "apt-get"
+    apt.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nexit {0 if works else 100}\n')
+    apt.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(machine, "_become_root", list)
+    monkeypatch.setattr(machine, "describe", lambda command: python("3.12"))
+    if works:
+        machine.install_system_packages(python("3.12", has_library=False))
+    else:
+        with pytest.raises(machine.Fault, match=r"apt-get failed .* sudo apt-get install -y"):
+            machine.install_system_packages(python("3.12", has_library=False))
+    update, install = (tmp_path / "calls").read_text().splitlines()
+    assert update.startswith("update")
+    assert install == "install -y --no-install-recommends libpython3.12"
