@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from build_engines.files import HashCache, digest_of, sha256_file
+from build_engines.files import HashCache, digest_of, sha256_file, write_json
+from build_engines.quality import CALIBRATION_TEXT, QUALITY_TEXT, Quality, token_batches, token_ids
 from build_engines.sources.model_source import ModelSource
 from build_engines.steps import Step, Workspace
 
@@ -61,12 +62,17 @@ class Build:
         return Outcome(self.root, tuple(ran), tuple(skipped))
 
     def _steps(self) -> list[Step]:
-        self._workspace.root.mkdir(parents=True, exist_ok=True)
+        self.root.mkdir(parents=True, exist_ok=True)
         source = ModelSource.of(self._spec)
         checkpoint = Step("checkpoint", self._source_inputs(source), lambda place: self._make_checkpoint(source, place))
-        engine = Step("engine", self._engine_inputs(checkpoint), lambda place: self._make_engine(checkpoint, place))
-        repository = Step("model_repo", self._repository_inputs(), self._make_repository)
-        return [checkpoint, engine, repository]
+        steps = [checkpoint]
+        if self._spec.wants_fp8:
+            fp8 = Step("checkpoint-fp8", self._fp8_inputs(checkpoint), self._make_fp8)
+            steps += [fp8, Step("quality", self._quality_inputs(fp8), self._make_quality)]
+        weights = steps[1] if self._spec.deployment.precision == "fp8" else checkpoint
+        steps.append(Step("engine", self._engine_inputs(weights), lambda place: self._make_engine(weights, place)))
+        steps.append(Step("model_repo", self._repository_inputs(), self._make_repository))
+        return steps
 
     def _source_inputs(self, source: ModelSource) -> dict[str, Any]:
         cache = HashCache(self.root / ".hashes.json")
@@ -98,6 +104,43 @@ class Build:
         checkpoint = Checkpoint(place)
         check_limits(self._spec, checkpoint.config)
         checkpoint.verify(self._progress)
+
+    def _text(self, own: Path | None, shipped: Path) -> Path:
+        return shipped if own is None else self._spec.path(own)
+
+    def _fp8_inputs(self, checkpoint: Step) -> dict[str, Any]:
+        wanted = self._spec.deployment.quantization
+        text = self._text(wanted.calibration_text, CALIBRATION_TEXT)
+        return {"checkpoint": checkpoint.key, "text": sha256_file(text), "tokens": wanted.calibration_tokens}
+
+    def _quality_inputs(self, fp8: Step) -> dict[str, Any]:
+        wanted = self._spec.deployment.quantization
+        text = self._text(wanted.quality_text, QUALITY_TEXT)
+        limits = {"tokens": wanted.quality_tokens, "max_increase": wanted.max_perplexity_increase}
+        return {"checkpoint": fp8.key, "text": sha256_file(text), **limits}
+
+    def _make_fp8(self, place: Path) -> None:
+        from build_engines.checkpoint import Checkpoint
+        from build_engines.quantize import write_fp8_checkpoint
+        from build_engines.targets.cpu import collect_amax
+
+        wanted, source = self._spec.deployment.quantization, self.root / "checkpoint"
+        text = self._text(wanted.calibration_text, CALIBRATION_TEXT)
+        batches = token_batches(text, source / "tokenizer.json", wanted.calibration_tokens)
+        amax = collect_amax(source, batches, self._progress)
+        write_fp8_checkpoint(Checkpoint(source), amax, place, self._progress)
+
+    def _make_quality(self, place: Path) -> None:
+        from build_engines.targets.cpu import measure_quality
+
+        wanted, source = self._spec.deployment.quantization, self.root / "checkpoint"
+        text = self._text(wanted.quality_text, QUALITY_TEXT)
+        ids = token_ids(text, source / "tokenizer.json", wanted.quality_tokens)
+        found = measure_quality(source, self.root / "checkpoint-fp8", ids, self._progress)
+        quality = Quality(text.name, len(ids), **found, max_increase=wanted.max_perplexity_increase)
+        self._progress.line(f"  {quality.sentence()}")
+        quality.check()
+        write_json(place / "quality.json", quality.as_data())
 
     def _make_engine(self, checkpoint: Step, place: Path) -> None:
         from build_engines.targets.cpu import write_engine

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from python_backend.errors import BuildError
+from python_backend.errors import BuildError, EnvironmentFault
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype(np.float64),
@@ -105,7 +106,14 @@ def _entry(file: Path, name: str, meta: dict[str, Any], start: int, total: int) 
 def write_checkpoint(
     directory: Path, plans: list[TensorPlan], advance: Callable[[int], None], shard_bytes: int = MAX_SHARD_BYTES
 ) -> None:
-    """Write tensors as model.safetensors, or as numbered shards with their index; `advance` hears of bytes written."""
+    """Write tensors as model.safetensors, or as numbered shards with their index; `advance` hears of bytes written.
+
+    Raises:
+        EnvironmentFault: the disk has no room for them.
+    """
+    needed, free = sum(plan.size for plan in plans), shutil.disk_usage(directory).free
+    if needed > free:
+        raise EnvironmentFault(f"{directory}: the weights need {needed:,} bytes, the disk has {free:,} free.")
     shards = list(_shards(plans, shard_bytes))
     if len(shards) == 1:
         _write_file(directory / "model.safetensors", shards[0], advance)
@@ -142,7 +150,7 @@ def _write_file(path: Path, plans: list[TensorPlan], advance: Callable[[int], No
     with path.open("wb") as stream:
         stream.write(len(raw).to_bytes(8, "little") + raw)
         for plan in plans:
-            array = np.ascontiguousarray(plan.make())
+            array = np.asarray(plan.make(), order="C")
             assert array.shape == plan.shape, f"{plan.name}: made {array.shape}, planned {plan.shape}"
             assert array.dtype == DTYPES[plan.dtype], f"{plan.name}: made {array.dtype}, planned {plan.dtype}"
             stream.write(array.reshape(-1).view(np.uint8).data)

@@ -91,7 +91,7 @@ class Quantization(Section):
     quality_text: Path | None = Field(default=None, description="text file; by default the one we ship")
     quality_tokens: Annotated[int, Field(ge=64, strict=True)] = Field(default=2048, description="tokens of it to score")
     max_perplexity_increase: Annotated[float, Field(gt=0)] = Field(
-        default=0.1, description="fail above this share over bf16's perplexity; 0.1 is 10 %"
+        default=0.05, description="fail above this share over bf16's perplexity; 0.05 is 5 %"
     )
 
 

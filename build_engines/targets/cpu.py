@@ -6,14 +6,17 @@ The one place of this package that may reach into python_backend.engine.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from build_engines.checkpoint import end_ids, read_json
 from build_engines.files import write_json
 from python_backend import __version__
 
 if TYPE_CHECKING:
+    from build_engines.progress import Advance, Progress
     from build_engines.spec import Spec
+
+Mode = Literal["bf16", "fp8_weights", "fp8"]
 
 
 def build_config(spec: Spec) -> dict[str, Any]:
@@ -44,6 +47,42 @@ def write_engine(directory: Path, spec: Spec, root: Path, hashes: dict[str, str]
             "hashes": hashes,
         },
     )
+
+
+def collect_amax(checkpoint_dir: Path, token_batches: list[list[int]], progress: Progress) -> dict[str, float]:
+    """Largest magnitude of every linear's input, and of the keys and values (`<linear>.out`), over the texts."""
+    with progress.task("calibrating", len(token_batches), "texts") as advance:
+        return dict(_calibration().collect_amax(checkpoint_dir, token_batches, lambda _done: advance(1)))
+
+
+def measure_quality(checkpoint: Path, fp8: Path, token_ids: list[int], progress: Progress) -> dict[Mode, float]:
+    """Perplexity of the text with bf16 weights, with FP8 weights, and with FP8 weights and activations."""
+    found: dict[Mode, float] = {}
+    runs: tuple[tuple[Mode, Path], ...] = (("bf16", checkpoint), ("fp8_weights", fp8), ("fp8", fp8))
+    for mode, directory in runs:
+        with progress.task(f"perplexity {mode}", len(token_ids), "tokens") as advance:
+            # The engine reports the tokens done so far, a bar wants what was added.
+            steps = _Steps(advance)
+            found[mode] = float(_calibration().perplexity(directory, token_ids, mode, progress=steps))
+    return found
+
+
+class _Steps:
+    """Turns totals into additions."""
+
+    def __init__(self, advance: Advance) -> None:
+        self._advance = advance
+        self._done = 0
+
+    def __call__(self, done: int) -> None:
+        self._advance(done - self._done)
+        self._done = done
+
+
+def _calibration() -> Any:
+    from python_backend.engine import calibration  # loads OpenVINO
+
+    return calibration
 
 
 def check_limits(spec: Spec, config: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -62,6 +63,7 @@ class Weights:
         self._dir = checkpoint_dir
         self._files = [safe_open(str(f), "np") for f in files]
         self._where = {name: f for f in self._files for name in f.keys()}  # noqa: SIM118 - not a dict
+        self._paths = {name: path for path, f in zip(files, self._files, strict=True) for name in f.keys()}  # noqa: SIM118
 
     def __contains__(self, name: str) -> bool:
         return name in self._where
@@ -70,6 +72,8 @@ class Weights:
         """The stored array under its full name."""
         if name not in self._where:
             raise BuildError(f"{self._dir}: tensor {name} is missing.")
+        if self._where[name].get_slice(name).get_dtype() == "F8_E4M3":
+            return _read_fp8(self._paths[name], name)
         return np.asarray(self._where[name].get_tensor(name))
 
     def vector(self, name: str) -> np.ndarray:
@@ -88,3 +92,13 @@ class Weights:
         key = f"{name}.input_scale"
         input_scale = float(self.array(key).reshape(-1)[0]) if key in self else None
         return Weight(values, scale, input_scale)
+
+
+def _read_fp8(path: Path, name: str) -> np.ndarray:
+    # safetensors looks for the type in numpy, which has no 8-bit floats.
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        entry = json.loads(file.read(length))[name]
+    start, end = entry["data_offsets"]
+    raw = np.fromfile(path, np.uint8, end - start, offset=8 + length + start)
+    return raw.view(FP8).reshape(entry["shape"])
