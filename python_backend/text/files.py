@@ -82,13 +82,20 @@ def _ids(value: Any, directory: Path) -> tuple[int, ...]:
 
 
 def _chat_templates(directory: Path, config: dict[str, Any]) -> dict[str, str]:
-    """The named templates; a file of its own wins over tokenizer_config.json, as it does for transformers."""
+    """The named templates; a file of its own wins over tokenizer_config.json, as it does for transformers.
+
+    Raises:
+        BuildError: a list of templates has an entry without name or template.
+    """
     entry = config.get("chat_template")
     templates: dict[str, str] = {}
     if isinstance(entry, str):
         templates["default"] = entry
     elif isinstance(entry, list):
-        templates |= {named["name"]: named["template"] for named in entry}
+        for named in entry:
+            if not isinstance(named, dict) or not {"name", "template"} <= named.keys():
+                raise BuildError(f"chat_template in {directory} lists {named!r:.80}; name and template are needed.")
+            templates[named["name"]] = named["template"]
     path = directory / "chat_template.jinja"
     if path.is_file():
         templates["default"] = path.read_text(encoding="utf-8")

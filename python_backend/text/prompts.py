@@ -6,7 +6,7 @@ One bad request harms no other: its error stands where its result would. Knows n
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from python_backend.text.tokenizer import Tokenizer
 
+_MAX_CACHED_CHARACTERS = 256
 _JSON_EXPANSION = 6  # bytes of \u0061 for one byte of text
 
 
@@ -73,9 +74,9 @@ class PromptBuilder:
         else:
             most = (max_input_len + 1) * tokenizer.vocabulary.max_token_bytes * 16
             self._chat = ChatRenderer(tokenizer, max_characters=max(most, 65_536))
-        # Clients send the same few words with every request.
-        self._stop_ids = lru_cache(maxsize=1024)(lambda words: stop_word_ids(tokenizer, words))
-        self._bad_ids = lru_cache(maxsize=1024)(lambda words: bad_word_ids(tokenizer, words))
+        # Clients send the same few words with every request; long lists are not worth the memory.
+        self._encode = {"stop_words": partial(stop_word_ids, tokenizer), "bad_words": partial(bad_word_ids, tokenizer)}
+        self._encode_cached = {name: lru_cache(maxsize=1024)(encode) for name, encode in self._encode.items()}
 
     def build(self, requests: Sequence[PromptInputs]) -> list[Prompts | Exception]:
         """Prepare requests in order; one that cannot be served gives its error.
@@ -123,10 +124,11 @@ class PromptBuilder:
         )
 
     def _words(self, rows: list[list[str]] | None, name: str, warnings: list[str]) -> list[list[WordIds]]:
-        encode = self._bad_ids if name == "bad_words" else self._stop_ids
         result = []
         for row in rows or ():
-            ids, about = encode(tuple(clean_words(row, name)))
+            words = tuple(clean_words(row, name))
+            is_short = sum(map(len, words)) <= _MAX_CACHED_CHARACTERS
+            ids, about = (self._encode_cached if is_short else self._encode)[name](words)
             result.append(ids)
             warnings += about
         return result

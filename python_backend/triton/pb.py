@@ -55,8 +55,14 @@ def read_texts(tensors: Tensors, name: str) -> list[list[str]] | None:
     array = tensors.get(name)
     if array is None:
         return None
-    rows = array.reshape(array.shape[0], -1) if array.ndim else array.reshape(1, 1)
-    return [[text_of(value, name) for value in row] for row in rows]
+    return [[text_of(value, name) for value in row] for row in by_row(array)]
+
+
+def by_row(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A tensor [B, …] of any rank as [B, n]."""
+    array = np.atleast_1d(array)
+    batch = len(array)
+    return array.reshape(batch, array.size // batch if batch else 0)
 
 
 def text_of(value: bytes | str, name: str) -> str:

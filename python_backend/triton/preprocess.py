@@ -181,7 +181,7 @@ def _prompt_inputs(tensors: pb.Tensors) -> PromptInputs:
         bad_words=pb.read_texts(tensors, "BAD_WORDS_DICT"),
         stop_words=pb.read_texts(tensors, "STOP_WORDS_DICT"),
         bias_words=pb.read_texts(tensors, "EMBEDDING_BIAS_WORDS"),
-        bias_weights=None if weights is None else weights.reshape(weights.shape[0], -1).tolist(),
+        bias_weights=None if weights is None else pb.by_row(weights).tolist(),
     )
 
 

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.unit import fake_pb_utils
-from tests.unit.fake_pb_utils import InferenceRequest, TritonModelException, texts
+from tests.unit.fake_pb_utils import InferenceRequest, TritonError, TritonModelException, texts
 from tests.unit.small_tokenizers import KINDS, small_tokenizer, write_tokenizer_dir
 
 if TYPE_CHECKING:
@@ -125,3 +127,25 @@ def test_tensors_that_do_not_fit_are_refused_and_harm_no_other(tmp_path: Path) -
 
 def test_ids_outside_the_vocabulary_show_nothing(tmp_path: Path) -> None:
     assert run(load(tmp_path), request([[[*ids_of("fox"), 2_000_000_000]]])) == ["fox"]
+
+
+@pytest.fixture(scope="module")
+def shared_models(tmp_path_factory: pytest.TempPathFactory) -> list[TritonPythonModel]:
+    return [load(tmp_path_factory.mktemp("cpu")), load(tmp_path_factory.mktemp("backend"), target="trtllm")]
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_tensors_of_any_shape_are_decoded_or_refused_with_a_reason(
+    shared_models: list[TritonPythonModel], data: st.DataObject
+) -> None:
+    tensors: dict[str, np.ndarray] = {}
+    names = ("TOKENS_BATCH", "SEQUENCE_LENGTH", "DETOKENIZE_CONTEXT", "TEXT_CUT", "BATCH_INDEX", "SEQUENCE_INDEX")
+    for name in data.draw(st.sets(st.sampled_from(names))):
+        shape = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=3))
+        size = int(np.prod(shape))
+        values = data.draw(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=size, max_size=size))
+        tensors[name] = np.array(values, np.int32).reshape(shape)
+    for model in shared_models:
+        (response,) = model.execute([InferenceRequest(tensors, id="x")])
+        assert response.error is None or response.error.code() != TritonError.INTERNAL, response.error.message()

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.unit import fake_pb_utils
 from tests.unit.fake_pb_utils import InferenceRequest, InferenceResponse, TritonError, TritonModelException, texts
@@ -230,3 +232,42 @@ def test_a_missing_tokenizer_fails_the_load_with_its_path(tmp_path: Path) -> Non
     config = {"parameters": {"tokenizer_dir": {"string_value": str(tmp_path / "nowhere")}}}
     with pytest.raises(TritonModelException, match=r"nowhere.tokenizer\.json does not exist"):
         model.initialize({"model_config": json.dumps(config)})
+
+
+shapes = st.lists(st.integers(0, 3), min_size=1, max_size=3).map(tuple)
+BYTES_INPUTS = (
+    "QUERY",
+    "MESSAGES",
+    "DECODER_QUERY",
+    "BAD_WORDS_DICT",
+    "STOP_WORDS_DICT",
+    "EMBEDDING_BIAS_WORDS",
+    "LORA_NAME",
+)
+NUMBER_INPUTS = ("REQUEST_OUTPUT_LEN", "END_ID", "PAD_ID", "EMBEDDING_BIAS_WEIGHTS", "PROMPT_TABLE_EXTRA_ID", "STREAM")
+
+
+@pytest.fixture(scope="module")
+def shared_model(tmp_path_factory: pytest.TempPathFactory) -> TritonPythonModel:
+    return load(tmp_path_factory.mktemp("shared"))
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_tensors_of_any_shape_are_served_or_refused_with_a_reason(
+    shared_model: TritonPythonModel, data: st.DataObject
+) -> None:
+    tensors: dict[str, np.ndarray] = {}
+    for name in data.draw(st.sets(st.sampled_from(BYTES_INPUTS))):
+        shape = data.draw(st.just((1, 1)) | shapes)
+        elements = st.binary(max_size=6) | st.just(b"Hello world")
+        size = int(np.prod(shape))
+        array = np.empty(size, object)
+        array[:] = data.draw(st.lists(elements, min_size=size, max_size=size))
+        tensors[name] = array.reshape(shape)
+    for name in data.draw(st.sets(st.sampled_from(NUMBER_INPUTS))):
+        tensors[name] = np.ones(data.draw(st.just((1, 1)) | shapes), np.int32)
+    good = request("Hello")
+    odd, fine = shared_model.execute([InferenceRequest(tensors), good])
+    assert fine.error is None
+    assert odd.error is None or odd.error.code() != TritonError.INTERNAL, odd.error.message()

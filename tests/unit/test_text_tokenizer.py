@@ -114,6 +114,7 @@ def test_special_tokens_may_be_objects_or_stand_in_the_map_file(tmp_path: Path) 
     [
         ("tokenizer.json", "{}", "no readable tokenizer"),
         ("tokenizer_config.json", "{", "no readable JSON"),
+        ("tokenizer_config.json", '{"chat_template": [{"name": "x"}]}', "name and template are needed"),
         ("generation_config.json", "[]", "an object is needed"),
         ("generation_config.json", '{"eos_token_id": "x"}', "an id or a list of ids"),
     ],
