@@ -6,26 +6,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from build_engines.spec_file import Location, SpecFile
+from build_engines.spec_gpu import (
+    Hardware,
+    KvCacheQuantAlgo,
+    Lora,
+    Outputs,
+    Parallel,
+    QuantAlgo,
+    Reserve,
+    Slo,
+    Speculative,
+    Traffic,
+)
+from build_engines.spec_rules import gpu_contradictions
+from build_engines.spec_section import Count, CountOrZero, Flag, Section
 from python_backend.errors import BuildError
 
-Target = Literal["cpu"]
+Target = Literal["cpu", "trtllm", "llmapi"]
 Precision = Literal["fast", "fp8", "exact"]
-Count = Annotated[int, Field(ge=1, strict=True)]
-CountOrZero = Annotated[int, Field(ge=0, strict=True)]
-Flag = Annotated[bool, Field(strict=True)]
-
-
-class Section(BaseModel):
-    """A part of the spec; a key that is not listed is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Source(Section):
-    """Where the model comes from: exactly one of `hf`, `gguf` and `package`. Paths are relative to the spec file."""
+    """Where the model comes from: exactly one of `hf`, `gguf`, `package` and `shape`.
+
+    Paths are relative to the spec file.
+    """
 
     hf: Path | None = Field(default=None, description="Hugging Face checkpoint directory")
     gguf: Path | None = Field(default=None, description="GGUF file")
@@ -33,6 +41,12 @@ class Source(Section):
     file: Path | None = Field(default=None, description="with `package`: the GGUF file inside it")
     copy_files: Flag = Field(
         default=False, alias="copy", description="with `hf`: copy the files instead of linking to them"
+    )
+    shape: Path | None = Field(
+        default=None, description="directory with the model's config.json; the weights are on the machine that builds"
+    )
+    weights: str | None = Field(
+        default=None, description="with `shape`: Hugging Face id, or directory on the machine that builds"
     )
 
 
@@ -93,6 +107,10 @@ class Quantization(Section):
     max_perplexity_increase: Annotated[float, Field(gt=0)] = Field(
         default=0.05, description="fail above this share over bf16's perplexity; 0.05 is 5 %"
     )
+    quant_algo: QuantAlgo = Field(default="FP8", description="on a GPU: how the linear layers are stored")
+    kv_cache_quant_algo: KvCacheQuantAlgo | None = Field(
+        default=None, description="on a GPU: how keys and values are stored; by default as the model computes"
+    )
 
 
 class Deployment(Section):
@@ -105,6 +123,14 @@ class Deployment(Section):
     limits: Limits = Field(default_factory=Limits)
     server: Server = Field(default_factory=Server)
     quantization: Quantization = Field(default_factory=Quantization)
+    hardware: Hardware = Field(default_factory=Hardware)
+    parallel: Parallel = Field(default_factory=Parallel)
+    lora: Lora | None = None
+    speculative: Speculative | None = None
+    outputs: Outputs = Field(default_factory=Outputs)
+    traffic: Traffic = Field(default_factory=Traffic)
+    slo: Slo = Field(default_factory=Slo)
+    reserve: Reserve = Field(default_factory=Reserve)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +217,8 @@ def _contradictions(file: SpecFile, invalid: set[Location]) -> list[tuple[Locati
             found.append((("limits", key), text))
 
     over("max_input_len", "max_seq_len", 1, "At least one token must be left for the output.")
-    over("max_seq_len", "kv_cache_tokens", 0, "Or give kv_cache_tokens room for one whole sequence.")
+    if file.data.get("target", "cpu") == "cpu" or "kv_cache_tokens" in file.section("limits"):  # else a GPU's memory
+        over("max_seq_len", "kv_cache_tokens", 0, "Or give kv_cache_tokens room for one whole sequence.")
     over("max_beam_width", "max_batch_size", 0, "Every beam is a sequence of the batch.")
     over("max_batch_size", "max_num_tokens", 0, "Every running sequence needs one token of a step.")
     if valid("enable_chunked_context", "max_num_tokens", "max_seq_len", "max_input_len"):
@@ -199,17 +226,20 @@ def _contradictions(file: SpecFile, invalid: set[Location]) -> list[tuple[Locati
         if limits["enable_chunked_context"] is False and longest > limits["max_num_tokens"]:
             text = f"is {limits['max_num_tokens']}; without chunked context a prompt of {longest} must fit one step."
             found.append((("limits", "max_num_tokens"), text))
-    kinds = [key for key in ("hf", "gguf", "package") if key in source]
+    kinds = [key for key in ("hf", "gguf", "package", "shape") if key in source]
     if "source" in file.data and isinstance(file.data["source"], dict) and len(kinds) != 1:
-        found.append((("source",), f"give exactly one of hf, gguf, package; given: {', '.join(kinds) or 'none'}."))
+        found.append(
+            (("source",), f"give exactly one of hf, gguf, package, shape; given: {', '.join(kinds) or 'none'}.")
+        )
     if ("package" in source) != ("file" in source):
         found.append((("source",), "package and file belong together."))
-    return found + _missing_files(file, source)
+    return found + gpu_contradictions(file, limits, invalid) + _missing_files(file, source)
 
 
 def _missing_files(file: SpecFile, source: dict[str, Any]) -> list[tuple[Location, str]]:
     quantization = file.section("quantization")
-    wanted = [(("source", "gguf"), source.get("gguf"), "file"), (("source", "hf"), source.get("hf"), "directory")]
+    wanted = [(("source", "gguf"), source.get("gguf"), "file")]
+    wanted += [(("source", key), source.get(key), "directory") for key in ("hf", "shape")]
     wanted += [(("quantization", k), quantization.get(k), "file") for k in ("calibration_text", "quality_text")]
     found: list[tuple[Location, str]] = []
     for location, value, kind in wanted:

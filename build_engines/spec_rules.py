@@ -1,0 +1,133 @@
+"""What is wrong between the GPU parts of a spec that are each fine by themselves.
+
+Knows nothing of the model: what its shape rules out is found when its config.json is read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from build_engines.spec_file import Location, SpecFile
+
+Finding = tuple[Location, str]
+_FP8_CARDS = ("l40s", "h100-sxm", "h200-sxm", "b200")
+_FP4_CARDS = ("b200",)
+# Which cards can compute with a quantisation; what is not listed runs on all of them.
+CARDS_OF_QUANT_ALGO: dict[str, tuple[str, ...]] = {
+    "FP8": _FP8_CARDS,
+    "FP8_PER_CHANNEL_PER_TOKEN": _FP8_CARDS,
+    "FP8_BLOCK_SCALES": ("h100-sxm", "h200-sxm", "b200"),
+    "W4A8_AWQ": ("l40s", "h100-sxm", "h200-sxm"),
+    "NVFP4": _FP4_CARDS,
+}
+CARDS_OF_KV_CACHE: dict[str, tuple[str, ...]] = {"FP8": _FP8_CARDS, "NVFP4": _FP4_CARDS}
+WITHOUT_FP8 = ("W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN", "W4A16_AWQ", "W8A16", "NO_QUANT")
+_LLMAPI_ONLY = ("FP8_BLOCK_SCALES",)  # no engine builder ever read these checkpoints
+_LLMAPI_WITHOUT = ("W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN", "W8A16", "W4A16")  # plugins of engines
+_LOOKAHEAD = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
+
+
+def gpu_contradictions(file: SpecFile, limits: dict[str, Any], invalid: set[Location]) -> list[Finding]:
+    """Findings of a spec whose target is a GPU; none for the cpu target.
+
+    Args:
+        file: the spec as it was written.
+        limits: its limits with the defaults filled in.
+        invalid: places that are wrong by themselves and are left alone here.
+    """
+    target = file.data.get("target", "cpu")
+    if target not in ("trtllm", "llmapi"):
+        return []
+    found = _quantization(file, target, invalid) + _parallel(file, invalid)
+    found += _speculative(file, target) + _source(file)
+    card = file.section("hardware").get("card", "cpu")
+    if card == "cpu":
+        found.append((("hardware", "card"), f"is cpu; target {target} needs a GPU, for example h100-sxm."))
+    tokens = limits["max_num_tokens"]
+    if ("limits", "max_num_tokens") not in invalid and isinstance(tokens, int) and tokens % 32:
+        text = f"is {tokens}; allowed: multiples of tokens_per_block, 32. Newer runtimes refuse anything else."
+        found.append((("limits", "max_num_tokens"), text))
+    beams = file.section("limits").get("max_beam_width", 4)
+    if file.section("speculative") and beams != 1:
+        found.append((("limits", "max_beam_width"), f"is {beams}; speculative decoding allows 1 only."))
+    return found
+
+
+def _quantization(file: SpecFile, target: str, invalid: set[Location]) -> list[Finding]:
+    quantization = file.section("quantization")
+    card = file.section("hardware").get("card", "cpu")
+    if ("hardware", "card") in invalid or card == "cpu":
+        return []
+    found: list[Finding] = []
+    algo = quantization.get("quant_algo", "FP8")
+    place = ("quantization", "quant_algo")
+    if place not in invalid:
+        cards = CARDS_OF_QUANT_ALGO.get(algo)
+        if cards and card not in cards:
+            found.append((place, f"is {algo}, which {card} cannot compute. {_alternatives(algo, cards)}"))
+        if target == "trtllm" and algo in _LLMAPI_ONLY:
+            found.append((place, f"is {algo}; target trtllm cannot build it. Use FP8, or target llmapi."))
+        if target == "llmapi" and algo in _LLMAPI_WITHOUT:
+            found.append((place, f"is {algo}; target llmapi cannot load it. Use FP8, W4A16_AWQ, or target trtllm."))
+    kv, place = quantization.get("kv_cache_quant_algo"), ("quantization", "kv_cache_quant_algo")
+    if kv is not None and place not in invalid:
+        cards = CARDS_OF_KV_CACHE.get(kv)
+        if cards and card not in cards:
+            found.append((place, f"is {kv}, which {card} cannot compute. Use INT8, leave it out, or {_one_of(cards)}."))
+        if target == "llmapi" and kv == "INT8":
+            found.append((place, "is INT8; target llmapi has FP8 and NVFP4. Use FP8, or target trtllm."))
+    return found
+
+
+def _alternatives(algo: str, cards: tuple[str, ...]) -> str:
+    if "FP4" in algo:
+        return f"Use {_one_of(cards)}, or FP8, or W4A16_AWQ for four-bit weights."
+    return f"Use {', '.join(WITHOUT_FP8)}, or {_one_of(cards)}."
+
+
+def _one_of(cards: tuple[str, ...]) -> str:
+    return f"hardware.card {' or '.join(cards)}"
+
+
+def _parallel(file: SpecFile, invalid: set[Location]) -> list[Finding]:
+    parallel = {"tp": 1, "pp": 1, "ep": 1, "instances": 1} | file.section("parallel")
+    if any(("parallel", key) in invalid for key in parallel) or ("hardware", "cards_per_node") in invalid:
+        return []
+    found: list[Finding] = []
+    tp, ep = parallel["tp"], parallel["ep"]
+    if tp % ep:
+        found.append((("parallel", "ep"), f"is {ep}; it must divide tp ({tp}): experts are spread over the tp cards."))
+    per_node = file.section("hardware").get("cards_per_node", 8)
+    if tp > per_node:
+        text = f"is {tp}; allowed: up to cards_per_node ({per_node}). Give the rest to pp: it crosses machines cheaply."
+        found.append((("parallel", "tp"), text))
+    return found
+
+
+def _speculative(file: SpecFile, target: str) -> list[Finding]:
+    section = file.section("speculative")
+    mode = section.get("mode")
+    if mode is None:
+        return []
+    found: list[Finding] = []
+    if mode == "lookahead_decoding":
+        missing = [key for key in _LOOKAHEAD if key not in section]
+        if missing:
+            found.append((("speculative", "mode"), f"is lookahead_decoding, which needs {', '.join(missing)}."))
+    elif "draft_model" not in section:
+        found.append((("speculative", "draft_model"), f"is missing; {mode} needs the weights that propose."))
+    if mode == "medusa" and "num_medusa_heads" not in section:
+        found.append((("speculative", "num_medusa_heads"), "is missing; medusa needs it."))
+    if mode == "medusa" and target == "llmapi":
+        found.append((("speculative", "mode"), "is medusa; target llmapi has eagle and draft_tokens_external."))
+    if file.section("outputs").get("context_logits") is True:
+        found.append((("outputs", "context_logits"), "is true; trtllm-build refuses it together with drafts."))
+    return found
+
+
+def _source(file: SpecFile) -> list[Finding]:
+    source = file.section("source")
+    if "shape" in source and "weights" not in source:
+        text = "is missing; with shape, say where the machine that builds finds the weights (Hugging Face id or path)."
+        return [(("source", "weights"), text)]
+    return []
