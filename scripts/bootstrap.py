@@ -166,9 +166,8 @@ def build_numpy(requirements: str, folder: Path) -> str:
     run([*pip, "install", "--require-hashes", "--no-deps", "-r", build_lock], "pip could not install the build tools")
     first, _, hashes = entry[0].partition("\n")
     settings = [f'--config-settings="setup-args={option}" \\' for option in NUMPY_OPTIONS]
-    (folder / "numpy.txt").write_text(
-        "\n".join([first, *settings, hashes])
-    )  # pip reads a file's settings from the file
+    # pip applies settings of the command line only to requirements of the command line.
+    (folder / "numpy.txt").write_text("\n".join([first, *settings, hashes]))
     command = [*pip, "wheel", "--no-build-isolation", "--no-deps", "--require-hashes", "--no-binary", "numpy"]
     environment = {**os.environ, "PATH": f"{tools / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"}
     run([*command, "-r", str(folder / "numpy.txt"), "-w", str(folder)], "numpy did not build", environment)
@@ -203,12 +202,19 @@ def run_pip(command: list[str], total: int) -> None:
 
 
 def run(command: list[str], problem: str, environment: dict[str, str] | None = None) -> None:
-    """Runs a command whose output matters only when it fails."""
-    done = subprocess.run(
+    """Runs a command whose output matters only when it fails; says once a minute that it is still at it."""
+    started = time.monotonic()
+    job = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True, env=environment
     )
-    if done.returncode != 0:
-        say("\n".join(done.stdout.splitlines()[-15:]))
+    while True:
+        try:
+            output, _ = job.communicate(timeout=60)
+            break
+        except subprocess.TimeoutExpired:
+            say(f"  still at it after {(time.monotonic() - started) / 60:.0f} min")
+    if job.returncode != 0:
+        say("\n".join(output.splitlines()[-15:]))
         raise Fault(f"{problem} (see above).")
 
 

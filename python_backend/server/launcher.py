@@ -17,9 +17,9 @@ from python_backend.server.log_reader import LogReader, for_a_person, load_failu
 from python_backend.server.triton_process import TritonProcess
 from python_backend.server.workspace import Workspace, sweep
 
-_STOP_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 _KEPT_LOGS = 10
 _PERIOD_S = 0.1
+_ONE_STOP_S = 1.0  # signals so close together are one: make and timeout pass on what the whole group got already
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,8 @@ class Launcher:
         self._ready = ready
         self._parent = os.getppid()
         self._log_lines: list[str] = []
+        nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        self._stop_signals = {signal.SIGINT, signal.SIGTERM, *(() if nohup else (signal.SIGHUP,))}
 
     def run(self) -> int:
         """Serves until a signal, the parent's end or a failure; returns the exit code 0 when it ended as asked.
@@ -66,7 +68,7 @@ class Launcher:
         preflight.check_repository(repository, self._options.model)
         log_file = self._log_file(repository)
         addresses = addresses.settled()  # a build may have taken minutes
-        signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)  # from here on they are waited for, not handled
+        signal.pthread_sigmask(signal.SIG_BLOCK, self._stop_signals)  # from here on they are waited for, not handled
         self._say(f"starting Triton; its log is {_short(log_file)}")
         started = time.monotonic()
         server = TritonProcess(Workspace.create(), repository, addresses, log_file, self._options.exit_timeout_s)
@@ -133,26 +135,27 @@ class Launcher:
         return True
 
     def _serve(self, server: TritonProcess) -> None:
-        """Until the server is to stop; shows errors of Triton and the models as they come."""
+        """Until the server is to stop; shows errors of Triton and the models as they come, a repeated one once."""
+        shown = ""
         while not self._asked_to_stop():
             self._check_alive(server)
-            for line in self._read_log():
-                text = for_a_person(line)
-                if text:
+            for text in filter(None, map(for_a_person, self._read_log())):
+                if text != shown:
                     self._say(text)
+                shown = text
 
     def _stop(self, server: TritonProcess) -> None:
         """Ends the server; a second signal ends it at once."""
         self._say("stopping; once more to force it")
         server.terminate()
-        deadline = time.monotonic() + self._options.exit_timeout_s + 5
-        while server.exit_code() is None and time.monotonic() < deadline:
-            if signal.sigtimedwait(_STOP_SIGNALS, _PERIOD_S):
+        asked = time.monotonic()
+        while server.exit_code() is None and time.monotonic() < asked + self._options.exit_timeout_s + 5:
+            if signal.sigtimedwait(self._stop_signals, _PERIOD_S) and time.monotonic() > asked + _ONE_STOP_S:
                 server.kill()
 
     def _asked_to_stop(self) -> bool:
         """Waits a moment for a signal; also true when the parent has ended and that is to be heeded."""
-        if signal.sigtimedwait(_STOP_SIGNALS, _PERIOD_S):
+        if signal.sigtimedwait(self._stop_signals, _PERIOD_S):
             return True
         return self._options.exit_with_parent and os.getppid() != self._parent
 

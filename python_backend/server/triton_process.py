@@ -12,10 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from python_backend.server.addresses import Addresses
-from python_backend.server.watcher import end_group
+from python_backend.server.drain import wait_until_idle
+from python_backend.server.watcher import end_group, living
 from python_backend.server.workspace import Workspace
 
 _PR_SET_PDEATHSIG = 1
+_DRAIN_S = 5.0  # a step takes a second at most
 _SHM_BYTES = 4 * 2**20  # per model instance at the start, and per growth
 
 
@@ -26,6 +28,7 @@ class TritonProcess:
         self, workspace: Workspace, repository: Path, addresses: Addresses, log_file: Path, exit_timeout_s: int
     ):
         self._workspace = workspace
+        self._addresses = addresses
         self._watcher = _start_watcher()
         self._tell(f"folder {workspace.folder}")
         self._tell(f"shm {workspace.shm_prefix}")
@@ -49,10 +52,15 @@ class TritonProcess:
     def terminate(self) -> None:
         """Asks the models to end what runs and Triton to stop.
 
-        The whole group gets SIGTERM: Triton's stubs do not die of it, and the engine's model takes it as the sign to
-        cancel its requests, which Triton would otherwise wait for.
+        The stubs get SIGTERM first: they do not die of it, and the engine's model takes it as the sign to refuse new
+        requests and to cancel its own, which Triton would otherwise wait for. Triton itself gets it when they have
+        ended: once it is stopping, it starts no further step of an ensemble, whose request then never ends.
         """
-        self._signal(signal.SIGTERM)
+        for pid in living(self._server.pid):
+            if pid != self._server.pid:
+                _send(pid, signal.SIGTERM)
+        wait_until_idle(self._addresses, timeout_s=_DRAIN_S)
+        _send(self._server.pid, signal.SIGTERM)
 
     def kill(self) -> None:
         """Ends server and stubs at once."""
@@ -82,6 +90,13 @@ class TritonProcess:
             self._watcher.stdin.flush()
         except BrokenPipeError:
             return  # somebody killed the watcher; this process still cleans up
+
+
+def _send(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return  # it has ended
 
 
 def _command(workspace: Workspace, repository: Path, addresses: Addresses, exit_timeout_s: int) -> list[str]:

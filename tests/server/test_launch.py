@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 import urllib.request
@@ -80,11 +81,12 @@ def test_a_killed_process_group_leaves_nothing(tiny_repository: Path) -> None:
     assert_nothing_left(launched, addresses, within_s=10)
 
 
-def test_a_killed_make_leaves_nothing(server: ServerAddresses) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
+def test_an_ended_make_leaves_nothing(server: ServerAddresses, number: signal.Signals) -> None:
     launched = LaunchedServer(command=["make", "serve", "HTTP_PORT=0", "GRPC_PORT=0", "METRICS_PORT=0"])
     addresses = launched.wait_ready()
     assert launched.launcher_pid != launched.process.pid
-    launched.signal(signal.SIGKILL)
+    launched.signal(number)
     assert_nothing_left(launched, addresses, within_s=20)
 
 
@@ -113,13 +115,35 @@ def test_sigterm_with_a_request_running_does_not_wait_for_it(tiny_repository: Pa
     assert_nothing_left(launched, addresses, within_s=1)
 
 
+def test_one_stop_that_arrives_twice_is_still_a_clean_one(tiny_repository: Path) -> None:
+    launched, addresses = start(tiny_repository)
+    launched.signal(signal.SIGTERM)
+    launched.signal(signal.SIGINT)
+    assert launched.wait() == 0, launched.output
+    log = next((tiny_repository.parent / "logs").glob("*.log")).read_text()
+    assert "successfully unloaded 'echo'" in log
+    assert_nothing_left(launched, addresses, within_s=1)
+
+
+def test_nohup_survives_a_hangup(tiny_repository: Path) -> None:
+    ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
+    serve = [sys.executable, "-m", "python_backend.server", "--model-repository", str(tiny_repository), *ports]
+    launched = LaunchedServer(command=["nohup", *serve])
+    addresses = launched.wait_ready()
+    launched.signal(signal.SIGHUP)
+    time.sleep(0.5)
+    assert generate(addresses.http, "still here") == "still here"
+    launched.signal(signal.SIGTERM)
+    assert launched.wait() == 0
+
+
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     repository = write_tiny_repository(tmp_path / "model_repo")
     model = repository / "echo" / "1" / "model.py"
     model.write_text(model.read_text() + "\n    def finalize(self):\n        import time; time.sleep(60)\n")
     launched, addresses = start(repository)
     launched.signal(signal.SIGTERM)
-    time.sleep(1)
+    time.sleep(1.5)
     asked = time.monotonic()
     launched.signal(signal.SIGTERM)
     assert launched.wait() == 0, launched.output
