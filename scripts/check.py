@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 PACKAGES = ("python_backend", "build_engines", "clients", "loadtests", "scripts", "model_repo", "tests")
 MAX_LINES = 300
+MAX_LINES_OF_TESTS = 450  # tables of cases
 
 CHECKS = {
     "lint": [[str(BIN / "ruff"), "check", "--quiet", "."]],
@@ -67,13 +68,14 @@ def load_settings() -> dict[str, Any]:
 def length_problems(settings: dict[str, Any]) -> list[str]:
     """Python files over the limit without a reason, and reasons for files that need none."""
     allowed: dict[str, str] = settings["long-files"]
-    long = {}
+    long: dict[str, str] = {}
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
             lines = len(path.read_text(encoding="utf-8").splitlines())
-            if lines > MAX_LINES:
-                long[str(path.relative_to(ROOT))] = lines
-    problems = [f"{path}: {lines} lines, {MAX_LINES} allowed" for path, lines in long.items() if path not in allowed]
+            limit = MAX_LINES_OF_TESTS if package == "tests" else MAX_LINES
+            if lines > limit:
+                long[str(path.relative_to(ROOT))] = f"{lines} lines, {limit} allowed"
+    problems = [f"{path}: {problem}" for path, problem in long.items() if path not in allowed]
     return problems + [f"{path}: allowed to be long, but is not" for path in allowed if path not in long]
 
 
