@@ -7,6 +7,7 @@ Knows nothing of messages or tokens.
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from contextvars import ContextVar
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from jinja2.runtime import Context
 
 _PADDING_METHODS = frozenset({"ljust", "rjust", "center", "zfill", "expandtabs"})
-_MAX_NUMBER = 1_000_000
+_MAX_PRODUCT = 1_000_000
 # What an expression can raise on values it was not written for.
 _RENDER_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 _WIDE_PERCENT = re.compile(r"%[^a-zA-Z%]*(\d{4}|\*)")
@@ -54,7 +55,7 @@ class Budget:
         self._iterations = 0
         self._deadline = time.monotonic() + self.max_seconds
 
-    def tick(self) -> str:
+    def tick(self) -> None:
         """Count one pass through a loop or macro.
 
         Raises:
@@ -67,7 +68,6 @@ class Budget:
             )
         if time.monotonic() > self._deadline:
             raise LimitExceeded(f"The chat template took over {self.max_seconds:g} s; send fewer or shorter messages.")
-        return ""
 
 
 _budget: ContextVar[Budget] = ContextVar("budget")
@@ -76,8 +76,8 @@ _budget: ContextVar[Budget] = ContextVar("budget")
 class _BudgetTicks(Extension):
     """Gives loops and macros a call to the budget that a template cannot shadow."""
 
-    def tick(self) -> str:
-        return _budget.get().tick()
+    def tick(self) -> None:
+        _budget.get().tick()
 
     def add_to(self, template: nodes.Template) -> None:
         """Put a tick at the start of every loop body and macro."""
@@ -111,10 +111,10 @@ class _Environment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "%" and isinstance(left, str):
             _check_layout(left, _WIDE_PERCENT)
-        if operator != "%" and not (_is_small(left) and _is_small(right)):
-            raise SecurityError(f"operands of {operator} are too large")
-        if operator == "**" and not (isinstance(right, (int, float)) and abs(right) <= 64):
-            raise SecurityError("exponents over 64 are not available in chat templates")
+        if operator == "*" and _size(left) * _size(right) > _MAX_PRODUCT:
+            raise SecurityError(f"a product is over {_MAX_PRODUCT}")
+        if operator == "**" and (_size(left) > 1000 or _size(right) > 64):
+            raise SecurityError("a power has a base over 1000 or an exponent over 64")
         return super().call_binop(context, operator, left, right)
 
     def wrap_str_format(self, value: Any) -> Any:
@@ -145,11 +145,11 @@ def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = 
     return do_indent(text, width, first, blank)
 
 
-def _is_small(value: Any) -> bool:
-    """Whether multiplying it stays harmless: numbers under a million, texts and lists under a thousand items."""
+def _size(value: Any) -> float:
+    """How large a factor is: of a number its amount, of a text its length. Lists are not multiplied."""
     if isinstance(value, (int, float)):
-        return abs(value) <= _MAX_NUMBER
-    return len(value) <= 1000 if hasattr(value, "__len__") else True
+        return abs(value)
+    return len(value) if isinstance(value, str) else math.inf
 
 
 def _raise_exception(message: object) -> NoReturn:

@@ -227,6 +227,36 @@ def test_streaming_without_an_id_is_refused_only_where_state_is_kept_by_id(tmp_p
     assert run(load(tmp_path / "t"), request("x", **stream)).error is None
 
 
+def test_special_tokens_are_added_unless_the_parameter_says_otherwise(tmp_path: Path) -> None:
+    assert run(load(tmp_path / "a", add_special_tokens="No"), request("fox"))["INPUT_ID"][0, 0] != 1
+    assert run(load(tmp_path / "b", add_special_tokens="${add_special_tokens}"), request("fox"))["INPUT_ID"][0, 0] == 1
+    with pytest.raises(TritonModelException, match="add_special_tokens is 'maybe'; allowed: true or false"):
+        load(tmp_path / "c", add_special_tokens="maybe")
+
+
+def test_a_multimodal_repository_fails_the_load(tmp_path: Path) -> None:
+    with pytest.raises(TritonModelException, match="multimodal"):
+        load(tmp_path, multimodal_model_path="/vision")
+
+
+def test_an_engine_directory_without_an_engine_fails_the_load(tmp_path: Path) -> None:
+    with pytest.raises(TritonModelException, match=r"config\.json does not exist"):
+        load(tmp_path / "t", gpt_model_path=str(tmp_path / "nowhere"))
+
+
+def test_an_unexpected_error_is_internal_and_keeps_its_traceback_to_itself(
+    model: TritonPythonModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise KeyError("surprise")
+
+    monkeypatch.setattr(model._preprocessor, "_outputs", fail)
+    message, code = error(model, request("x"))
+    assert code == TritonError.INTERNAL
+    assert "KeyError" in message
+    assert "Traceback" not in message
+
+
 def test_a_missing_tokenizer_fails_the_load_with_its_path(tmp_path: Path) -> None:
     model = TritonPythonModel()
     config = {"parameters": {"tokenizer_dir": {"string_value": str(tmp_path / "nowhere")}}}
