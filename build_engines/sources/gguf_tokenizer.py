@@ -90,9 +90,12 @@ def _vocabulary(metadata: dict[str, Any], where: str, *, add_bos: bool) -> _Voca
     for role, token_id in ids.items():
         if token_id is not None and not 0 <= token_id < len(tokens):
             raise BuildError(f"{where}: {role} token id is {token_id}; the vocabulary has {len(tokens)} tokens.")
+    types = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    if len(types) != len(tokens):
+        raise BuildError(f"{where}: metadata tokenizer.ggml.token_type has not one type per token.")
     return _Vocabulary(
         tokens=tokens,
-        types=metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens),
+        types=types,
         scores=metadata.get("tokenizer.ggml.scores") or [],
         merges=metadata.get("tokenizer.ggml.merges") or [],
         ids={role: token_id for role, token_id in ids.items() if token_id is not None},
