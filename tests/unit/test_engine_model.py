@@ -280,3 +280,23 @@ def test_unfilled_placeholders_and_empty_values_count_as_absent(tmp_path):
     assert tokens(served.ask()) == [4, 5, 6]
     served.model.finalize()
     assert any("gpu_device_ids has no meaning on a CPU" in text for _, text in fake_pb_utils.Logger.lines)
+
+
+def test_a_dead_engine_gives_clear_errors_and_ends_the_server(served, monkeypatch):
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr(engine_model.os, "kill", lambda pid, number: killed.append((pid, number)))
+    monkeypatch.setattr(FakeEngine, "submit", refuse_as_dead)
+    served.model._engine.failure = RuntimeError("out of memory")
+    late = served.ask()
+    assert late.sender.error.message() == "The engine has failed (out of memory); restart the server."
+    assert late.sender.error.code() == TritonError.INTERNAL
+    deadline = time.monotonic() + 5
+    while not killed and time.monotonic() < deadline:
+        time.sleep(0.01)
+    served.model._poll()
+    assert killed == [(engine_model.os.getppid(), engine_model.signal.SIGTERM)]
+    assert "The engine has failed (out of memory)" in served.ask().sender.error.message()
+
+
+def refuse_as_dead(engine: FakeEngine, request: Any) -> None:
+    raise EngineFailure(f"The engine has failed ({engine.failure}); restart the server.")
