@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -12,7 +13,9 @@ COMMANDS = ("setup", "serve", "demo", "test", "check", "build-engines", "plan", 
 
 
 def make(*arguments: str) -> str:
-    return subprocess.run(["make", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    environment = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME")}  # not the outer make's
+    command = ["make", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, env=environment).stdout
 
 
 def test_help_lists_every_command() -> None:
