@@ -5,6 +5,7 @@ Standard library only, any Python 3.7 or newer. Knows nothing of pip or of the p
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import shutil
@@ -25,7 +26,8 @@ def has(name):
 series = "%d.%d" % sys.version_info[:2]
 library = "libpython%s.so.1.0" % series
 def loads():
-    for name in (os.path.join(sysconfig.get_config_var("LIBDIR") or "", library), library):
+    folders = [sysconfig.get_config_var("LIBDIR") or "", os.path.join(sys.base_prefix, "lib")]
+    for name in [os.path.join(folder, library) for folder in folders] + [library]:
         try: ctypes.CDLL(name)
         except OSError: continue
         return True
@@ -83,7 +85,11 @@ def describe(command: str) -> Python:
 
 
 def choose_python(wanted: str | None, venv: Path) -> Python:
-    """The interpreter for .venv: the one asked for, else the one running, else the first supported one on PATH."""
+    """The interpreter for .venv: the one asked for, else that of .venv, else the first that lacks nothing.
+
+    Looked at are the running one and those on PATH; one that lacks a system package comes after those that do not, and
+    Python 3.13 after all others.
+    """
     if wanted:
         python = describe(wanted)
         if python.series not in SUPPORTED:
@@ -92,11 +98,14 @@ def choose_python(wanted: str | None, venv: Path) -> Python:
     if (venv / "installed.json").exists() and (venv / "bin" / "python").exists():
         return describe(str(Path(os.path.realpath(str(venv / "bin" / "python")))))
     running = describe(sys.executable)
-    if running.series in WITH_WHEELS:
-        return running
-    for other in _on_path():
-        if other.has_venv and other.has_library:
-            return other
+    candidates = []
+    for python in itertools.chain([running], _on_path()):
+        if python.series in WITH_WHEELS:
+            if not missing_packages(python):
+                return python
+            candidates.append(python)
+    if candidates:
+        return candidates[0]
     if running.series in SUPPORTED:
         return running
     raise Fault(
@@ -135,7 +144,10 @@ def install_system_packages(python: Python) -> None:
     if not packages:
         return
     command = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
-    by_hand = f"Python {python.version} ({python.path}) needs system packages: sudo {' '.join(command)}"
+    by_hand = (
+        f"Python {python.version} ({python.path}) needs system packages: sudo {' '.join(command)}"
+        " (or choose another Python: make setup PYTHON=python3.12)."
+    )
     prefix = _become_root()
     if prefix is None or not shutil.which("apt-get"):
         raise Fault(by_hand)

@@ -119,10 +119,12 @@ def _environment() -> dict[str, str]:
     """The stub takes the python3 that is first on PATH, and its libpython from where that Python lives."""
     environment = dict(os.environ)
     environment["PATH"] = f"{sys.prefix}/bin{os.pathsep}{environment.get('PATH', os.defpath)}"
-    library = Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib")
-    if (library / f"libpython{sys.version_info.major}.{sys.version_info.minor}.so.1.0").exists():
-        others = environment.get("LD_LIBRARY_PATH")
-        environment["LD_LIBRARY_PATH"] = f"{library}{os.pathsep}{others}" if others else str(library)
+    name = f"libpython{sys.version_info.major}.{sys.version_info.minor}.so.1.0"
+    folders = (sysconfig.get_config_var("LIBDIR") or "", f"{sys.base_prefix}/lib")
+    found = [folder for folder in folders if Path(folder, name).exists()][:1]
+    others = environment.get("LD_LIBRARY_PATH")
+    if found:
+        environment["LD_LIBRARY_PATH"] = os.pathsep.join([*found, *([others] if others else [])])
     return environment
 
 

@@ -41,6 +41,16 @@ def test_another_python_on_the_path_is_preferred_to_one_without_wheels(
     assert machine.choose_python(None, tmp_path).series == "3.11"
 
 
+def test_a_python_that_lacks_nothing_is_preferred_to_the_running_one(machine_with, tmp_path: Path) -> None:
+    machine_with(python("3.11", has_library=False), python("3.12", has_venv=False), python("3.10"))
+    assert machine.choose_python(None, tmp_path).series == "3.10"
+
+
+def test_the_running_python_is_taken_when_every_one_lacks_something(machine_with, tmp_path: Path) -> None:
+    machine_with(python("3.11", has_library=False), python("3.12", has_venv=False))
+    assert machine.choose_python(None, tmp_path).series == "3.11"
+
+
 def test_python_3_13_is_taken_when_there_is_no_other(machine_with, tmp_path: Path) -> None:
     machine_with(python("3.13"))
     assert machine.choose_python(None, tmp_path).series == "3.13"
@@ -73,7 +83,7 @@ def test_missing_parts_of_python_are_named_as_debian_packages() -> None:
 
 def test_without_the_right_to_install_the_exact_command_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_become_root", lambda: None)
-    with pytest.raises(machine.Fault, match=r"sudo apt-get install -y --no-install-recommends libpython3\.12$"):
+    with pytest.raises(machine.Fault, match=r"sudo apt-get install -y --no-install-recommends libpython3\.12 "):
         machine.install_system_packages(python("3.12", has_library=False))
 
 
