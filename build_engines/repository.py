@@ -105,7 +105,12 @@ def _fill_nothing(config: Any, settings: Settings) -> None:
 def _fill_preprocessing(config: Any, settings: Settings) -> None:
     config.instance_group[0].count = settings.preprocessing_instance_count
     _batch_dynamically(config, settings)
-    _set(config, tokenizer_dir=settings.tokenizer_dir, add_special_tokens=settings.add_special_tokens)
+    _set(
+        config,
+        tokenizer_dir=settings.tokenizer_dir,
+        add_special_tokens=settings.add_special_tokens,
+        gpt_model_path=settings.engine_dir,  # whose limits say which prompts are too long to be tokenised
+    )
 
 
 def _fill_tensorrt_llm(config: Any, settings: Settings) -> None:

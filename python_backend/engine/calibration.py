@@ -14,7 +14,7 @@ import openvino.opset15 as ops
 from python_backend.engine.model import DecoderGraph, Storage
 from python_backend.engine.model_config import ModelConfig
 from python_backend.engine.runner import EXACT_OPTIONS, CompiledGraph, StepInput, control_inputs
-from python_backend.engine.weights import Weights
+from python_backend.engine.weights import Int8Weights, Weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +62,8 @@ def perplexity(
 
     `fp8` rounds the activations to E4M3 too, as a GPU does; for it and for `fp8_weights` the checkpoint is the FP8 one.
     """
-    graph = DecoderGraph(ModelConfig.load(checkpoint_dir), Weights(checkpoint_dir), _STORAGE[mode])
+    weights = (Int8Weights if mode == "int8" else Weights)(checkpoint_dir)
+    graph = DecoderGraph(ModelConfig.load(checkpoint_dir), weights, _STORAGE[mode])
     run = _Session(graph, window)
     total, count = 0.0, 0
     for start in range(0, len(token_ids) - 1, window):

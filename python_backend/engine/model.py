@@ -104,10 +104,7 @@ class DecoderGraph:
         if self.storage == "f32":
             return ops.constant(weight.float32())
         if self.storage == "int8":
-            values = weight.float32()
-            scale = np.maximum(np.abs(values).max(1, keepdims=True), 1e-12) / 127
-            steps = np.round(values / scale).astype(np.int8)
-            return ops.multiply(ops.convert(ops.constant(steps), "f32"), ops.constant(scale))
+            return ops.multiply(ops.convert(ops.constant(weight.values), "f32"), ops.constant(weight.scale))
         values = weight.values if weight.values.dtype == BF16 else weight.float32().astype(BF16)
         return ops.convert(ops.constant(self._shared(values.view(np.uint16), Type.bf16)), "f32")
 

@@ -147,8 +147,10 @@ class Scheduler:
     def _plan(self, group: SequenceGroup, budget: int) -> list[tuple[Sequence, int]]:
         """How many tokens of each sequence to compute; empty when nothing can be done now."""
         pending = [s for s in group.sequences if s.finish_reason is None]
-        if group.beams is not None and any(s.num_uncomputed_tokens > 1 for s in pending):
-            # Beams choose their tokens together: bring all of them to their last token first.
+        last_alone = group.beams is not None or group.request.sampling.reproducible
+        if last_alone and any(s.num_uncomputed_tokens > 1 for s in pending):
+            # Beams choose their tokens together: bring all of them to their last token first. A seeded draw must not
+            # depend on how much of the prompt was cached: kernels round differently for one token and for many.
             wanted = [(s, s.num_uncomputed_tokens - 1) for s in pending]
         else:
             wanted = [(s, s.num_uncomputed_tokens) for s in pending]

@@ -21,7 +21,7 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One matrix [out, in]; `scale` [out, 1] multiplies `values` when those are FP8."""
+    """One matrix [out, in]; `scale` [out, 1] multiplies `values` when those are FP8 or int8."""
 
     values: np.ndarray
     scale: np.ndarray | None = None
@@ -32,7 +32,7 @@ class Weight:
         """Several matrices of the same input as one, [sum of out, in]."""
         if len(parts) == 1:
             return parts[0]
-        if any(p.is_fp8 != parts[0].is_fp8 for p in parts):
+        if any(p.values.dtype != parts[0].values.dtype for p in parts):
             return cls(np.concatenate([p.float32() for p in parts]))
         scales = [p.scale for p in parts if p.scale is not None]
         steps = [p.input_scale for p in parts if p.input_scale is not None]
@@ -46,6 +46,12 @@ class Weight:
     def is_fp8(self) -> bool:
         """Whether `values` are E4M3 codes."""
         return bool(self.values.dtype == FP8)
+
+    def int8(self) -> Weight:
+        """The matrix on a grid of 8 bits, one step per row: amax of the row / 127."""
+        values = self.float32()
+        scale = np.maximum(np.abs(values).max(1, keepdims=True), 1e-12) / 127
+        return Weight(np.rint(values / scale).astype(np.int8), scale)
 
     def float32(self) -> np.ndarray:
         """The matrix as it is meant, float32 [out, in]."""
@@ -102,3 +108,17 @@ def _read_fp8(path: Path, name: str) -> np.ndarray:
     start, end = entry["data_offsets"]
     raw = np.fromfile(path, np.uint8, end - start, offset=8 + length + start)
     return raw.view(FP8).reshape(entry["shape"])
+
+
+class Int8Weights(Weights):
+    """The same checkpoint with every matrix rounded to 8 bits per row, once."""
+
+    def __init__(self, checkpoint_dir: Path) -> None:
+        super().__init__(checkpoint_dir)
+        self._rounded: dict[str, Weight] = {}
+
+    def linear(self, name: str) -> Weight:
+        """The rounded matrix."""
+        if name not in self._rounded:
+            self._rounded[name] = super().linear(name).int8()
+        return self._rounded[name]
