@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import triton_python_backend_utils as pb_utils
 
 from python_backend.triton import pb
+from python_backend.triton.tensors import TensorCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +47,7 @@ class Deliverer:
         self._cancel = cancel
         self._on_part_ended = on_part_ended
         self._on_answer_ended = on_answer_ended
+        self._tensors = TensorCache()
         self._events: queue.SimpleQueue[list[RequestOutput] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="deliverer", daemon=True)
 
@@ -90,8 +92,8 @@ class Deliverer:
         arrays = part.responder.arrays(event)
         if arrays is None:
             return
-        tensor = pb_utils.Tensor
-        response = pb_utils.InferenceResponse([tensor(name, array) for name, array in arrays])
+        make = self._tensors.make
+        response = pb_utils.InferenceResponse([make(name, array) for name, array in arrays])
         if not event.finished:
             answer.sender.send(response)
             return
