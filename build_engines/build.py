@@ -62,7 +62,6 @@ class Build:
         return Outcome(self.root, tuple(ran), tuple(skipped))
 
     def _steps(self) -> list[Step]:
-        self.root.mkdir(parents=True, exist_ok=True)
         source = ModelSource.of(self._spec)
         checkpoint = Step("checkpoint", self._source_inputs(source), lambda place: self._make_checkpoint(source, place))
         steps = [checkpoint]
@@ -80,15 +79,13 @@ class Build:
         new = [file for file in files if not cache.knows(file)]
         with self._progress.task("hashing the source", sum(file.stat().st_size for file in new)) as advance:
             hashes = {file.name: cache.sha256(file, advance) for file in files}
-        if new:
+        if new and self.root.is_dir():  # a dry run leaves nothing behind
             cache.save()
         place = {} if source.copy or source.kind == "gguf" else {"linked": str(source.path)}
         return {"kind": source.kind, "files": hashes, **place}
 
     def _engine_inputs(self, checkpoint: Step) -> dict[str, Any]:
-        from build_engines.targets.cpu import build_config
-
-        return {"checkpoint": checkpoint.key, "build_config": build_config(self._spec)}
+        return {"checkpoint": checkpoint.key, "build_config": self._spec.build_config}
 
     def _repository_inputs(self) -> dict[str, Any]:
         from build_engines.repository import TEMPLATES, Settings, template_files

@@ -5,6 +5,7 @@ Knows nothing of how a model is run.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,9 @@ class Quality:
 
     @property
     def increase(self) -> float:
-        """The larger share by which a rounded model is over bf16; below 0 when both are better."""
-        return max(self.fp8_weights, self.fp8) / self.bf16 - 1
+        """The larger share by which a rounded model is over bf16; below 0 when both are better, NaN when one is NaN."""
+        shares = [value / self.bf16 - 1 for value in (self.fp8_weights, self.fp8)]
+        return math.nan if any(map(math.isnan, shares)) else max(shares)
 
     def as_data(self) -> dict[str, Any]:
         """What quality.json holds."""
@@ -59,7 +61,7 @@ class Quality:
         Raises:
             BuildError: with the figures.
         """
-        if not self.increase <= self.max_increase:  # also when it is not a number
+        if not self.increase <= self.max_increase:  # NaN is not
             raise BuildError(
                 f"FP8 costs too much quality: {self.sentence()}. Calibrate with text closer to your use "
                 "(quantization.calibration_text), or raise quantization.max_perplexity_increase."

@@ -156,6 +156,12 @@ class Spec:
         return self.deployment.limits.max_input_len or self.deployment.limits.max_seq_len - 1
 
     @property
+    def build_config(self) -> dict[str, Any]:
+        """The engine's limits and switches, by the names it has for them."""
+        limits = self.deployment.limits.model_dump()
+        return {"precision": self.deployment.precision, **limits, "max_input_len": self.max_input_len}
+
+    @property
     def server_batch_size(self) -> int:
         """Prompts in one request."""
         return self.deployment.server.max_batch_size or self.deployment.limits.max_batch_size

@@ -33,6 +33,7 @@ _PREPROCESSING = EnsembleStep(
         "END_ID": "end_id",
         "PAD_ID": "pad_id",
         "PROMPT_TABLE_EXTRA_ID": "prompt_table_extra_id",
+        "STREAM": "stream",
     },
     outputs={
         "INPUT_ID": "_INPUT_ID",
@@ -153,6 +154,8 @@ _POSTPROCESSING = EnsembleStep(
         "DETOKENIZE_CONTEXT": "_DETOKENIZE_CONTEXT",
         "TEXT_CUT": "_TEXT_CUT",
         "FINISH_REASON": "finish_reason",
+        "BATCH_INDEX": "batch_index",
+        "SEQUENCE_INDEX": "sequence_index",
     },
     outputs={"OUTPUT": "text_output"},
 )

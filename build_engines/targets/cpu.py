@@ -19,12 +19,6 @@ if TYPE_CHECKING:
 Mode = Literal["bf16", "fp8_weights", "fp8"]
 
 
-def build_config(spec: Spec) -> dict[str, Any]:
-    """The engine's limits and switches: the fields of its EngineConfig."""
-    limits = spec.deployment.limits.model_dump()
-    return {"precision": spec.deployment.precision, **limits, "max_input_len": spec.max_input_len}
-
-
 def write_engine(directory: Path, spec: Spec, root: Path, hashes: dict[str, str]) -> None:
     """Write config.json of the engine into an empty directory; `root` is the deployment's directory.
 
@@ -40,7 +34,7 @@ def write_engine(directory: Path, spec: Spec, root: Path, hashes: dict[str, str]
             "version": __version__,
             "target": "cpu",
             "pretrained_config": config,
-            "build_config": build_config(spec),
+            "build_config": spec.build_config,
             "checkpoint_dir": f"../{checkpoint}",
             "tokenizer_dir": "../checkpoint",
             "end_ids": end_ids(root / "checkpoint"),

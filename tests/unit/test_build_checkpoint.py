@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
+from build_engines.architectures import FAMILIES
 from build_engines.checkpoint import Checkpoint, end_ids
 from build_engines.progress import Silent
 from build_engines.safetensors_file import TensorPlan, read_entries, write_checkpoint
@@ -29,9 +30,7 @@ def nothing(_amount: int) -> None:
     pass
 
 
-@pytest.mark.parametrize(
-    "architecture", ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
-)
+@pytest.mark.parametrize("architecture", sorted(FAMILIES))
 @pytest.mark.parametrize("shards", [1, 3])
 def test_a_whole_checkpoint_passes(tmp_path: Path, architecture: str, shards: int) -> None:
     config = tiny_config(architecture, tie_word_embeddings=shards == 1)
@@ -197,21 +196,18 @@ def test_end_ids_are_those_of_all_files(
 
 DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16, "I64": np.int64, "U8": np.uint8}
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
+SPECS = st.lists(st.tuples(st.sampled_from(sorted(DTYPES)), SHAPES), min_size=1, max_size=6)
 
 
 @settings(max_examples=50, deadline=None)
-@given(
-    specs=st.lists(st.tuples(st.sampled_from(sorted(DTYPES)), SHAPES), min_size=1, max_size=6),
-    shard=st.integers(1, 200),
-)
+@given(specs=SPECS, shard=st.integers(1, 200))
 def test_written_files_read_back_equal_here_and_with_the_library(
     tmp_path_factory: pytest.TempPathFactory, specs: list[tuple[str, tuple[int, ...]]], shard: int
 ) -> None:
     rng = np.random.default_rng(0)
     directory = tmp_path_factory.mktemp("st")
-    arrays = {
-        f"t{i}": (kind, rng.integers(0, 100, shape).astype(DTYPES[kind])) for i, (kind, shape) in enumerate(specs)
-    }
+    values = [(kind, rng.integers(0, 100, shape).astype(DTYPES[kind])) for kind, shape in specs]
+    arrays = {f"t{i}": value for i, value in enumerate(values)}
     plans = [TensorPlan(n, kind, a.shape, lambda a=a: a) for n, (kind, a) in arrays.items()]  # type: ignore[misc]
     write_checkpoint(directory, plans, nothing, shard_bytes=shard)
     files = sorted(directory.glob("*.safetensors"))

@@ -7,6 +7,7 @@ import re
 import unicodedata
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,8 @@ KNOWN_IDS = {
     "<|im_end|>": [2],
     "<|endoftext|>": [0],
     "<|im_start|>user\nQuelle est la capitale de la France ? Réponds en une phrase.<|im_end|>\n": [
-        *(1, 4093, 198, 65, 2726, 290, 1264, 2618, 47765, 1121, 367, 2618, 4649, 9148, 428, 2756, 96, 19870, 430, 16520),
-        *(8715, 30, 2, 198),
+        *(1, 4093, 198, 65, 2726, 290, 1264, 2618, 47765, 1121, 367, 2618, 4649, 9148, 428, 2756),
+        *(96, 19870, 430, 16520, 8715, 30, 2, 198),
     ],
 }  # fmt: skip
 
@@ -84,7 +85,7 @@ def reference_ids(text: str, metadata: dict[str, Any]) -> list[int]:
     for word in reference_words(text):
         parts = [byte_characters()[byte] for byte in word.encode()]
         while len(parts) > 1:
-            rank, at = min((ranks.get((a, b), len(ranks)), i) for i, (a, b) in enumerate(zip(parts, parts[1:])))
+            rank, at = min((ranks.get((a, b), len(ranks)), i) for i, (a, b) in enumerate(pairs_of(parts)))
             if rank == len(ranks):
                 break
             # All places of the best pair, from the left.
@@ -99,6 +100,10 @@ def reference_ids(text: str, metadata: dict[str, Any]) -> list[int]:
             parts = merged
         ids += [vocab[part] for part in parts]
     return ids
+
+
+def pairs_of(parts: list[str]) -> list[tuple[str, str]]:
+    return list(pairwise(parts))
 
 
 @cache
@@ -118,14 +123,10 @@ def reference_words(text: str) -> list[str]:
     """Pieces that no token crosses: each number character alone, the rest by GPT-2's pattern."""
 
     def kind(character: str) -> str:
+        if character.isspace() and character not in "\x1c\x1d\x1e\x1f":
+            return "s"
         category = unicodedata.category(character)[0]
-        return (
-            "s"
-            if character.isspace() and character not in "\x1c\x1d\x1e\x1f"
-            else category
-            if category in "LN"
-            else "o"
-        )
+        return category if category in "LN" else "o"
 
     words: list[str] = []
     run = ""
@@ -253,7 +254,7 @@ def sentencepiece_ids(text: str, add_prefix: bool = True) -> list[int]:
     ids = {token: i for i, token in enumerate(tokens) if types[i] == 1}
     parts = list((" " + text if add_prefix and text else text).replace(" ", "▁"))
     while True:
-        pairs = [(-scores[ids[a + b]], i) for i, (a, b) in enumerate(zip(parts, parts[1:])) if a + b in ids]
+        pairs = [(-scores[ids[a + b]], i) for i, (a, b) in enumerate(pairs_of(parts)) if a + b in ids]
         if not pairs:
             break
         _, at = min(pairs)

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from build_engines.spec import Limits, load_spec
-from build_engines.targets.cpu import build_config
 from python_backend.engine.config import EngineConfig
 from python_backend.errors import BuildError
 
@@ -117,7 +116,7 @@ def test_limits_are_the_fields_of_the_engine(tmp_path: Path) -> None:
     fields = {field.name: field.default for field in dataclasses.fields(EngineConfig)}
     assert set(Limits.model_fields) | {"precision"} == set(fields)
     spec = load_spec(write(tmp_path, MINIMAL))
-    assert EngineConfig(**build_config(spec)) == EngineConfig()
+    assert EngineConfig(**spec.build_config) == EngineConfig()
 
 
 def test_paths_are_relative_to_the_spec_file(tmp_path: Path) -> None:
@@ -143,9 +142,7 @@ KEYS = st.sampled_from(["name", "source", "limits", "server", "quantization", "p
 
 @settings(max_examples=100, deadline=None)
 @given(data=st.dictionaries(KEYS, VALUES, max_size=5))
-def test_no_content_of_a_spec_ends_in_anything_but_findings(
-    tmp_path_factory: pytest.TempPathFactory, data: object
-) -> None:
+def test_any_content_ends_in_findings(tmp_path_factory: pytest.TempPathFactory, data: object) -> None:
     import yaml
 
     path = write(tmp_path_factory.mktemp("specs"), yaml.safe_dump(data))

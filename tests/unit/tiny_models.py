@@ -107,7 +107,7 @@ def write_gguf(
     kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.BF16,
     **metadata: Any,
 ) -> Path:
-    """The model as llama.cpp's converter writes it: matrices in `kind`, vectors in float32, Llama's q and k permuted."""
+    """The model as llama.cpp's converter writes it: matrices in `kind`, vectors in float32, q and k permuted."""
     family = FAMILIES[config["architectures"][0]]
     writer = gguf.GGUFWriter(path, family.gguf_architecture)
     writer.add_block_count(config["num_hidden_layers"])
