@@ -1,4 +1,4 @@
-"""`python -m build_engines`: build, check, template. Exit codes: 0 done, 1 wrong input, 2 usage, 3 this machine."""
+"""`python -m build_engines`: one command a run. Exit codes: 0 done, 1 wrong input, 2 usage, 3 this machine."""
 
 from __future__ import annotations
 
@@ -50,6 +50,11 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="check a model repository")
     check.add_argument("repository", type=Path, nargs="?", default=_ROOT / "model_repo", help="default: %(default)s")
     check.set_defaults(run=_check)
+    plan = commands.add_parser("plan", help="memory, KV cache, batch and card arithmetic of a spec; needs no weights")
+    plan.add_argument("--spec", type=Path, default=_DEFAULT_SPEC, help="YAML file (default: %(default)s)")
+    plan.add_argument("--format", choices=["table", "json"], default="table", help="json: nothing but JSON on stdout")
+    plan.add_argument("--svg", type=Path, metavar="FILE", help="also write a picture of the memory by use")
+    plan.set_defaults(run=_plan)
     template = commands.add_parser("template", help="write model_repo/*/config.pbtxt anew from the contract")
     template.set_defaults(run=_template)
     return parser
@@ -82,6 +87,30 @@ def _check(arguments: argparse.Namespace) -> int:
         print(finding)
     print(f"{arguments.repository}: {len(findings)} findings" if findings else f"{arguments.repository}: in order")
     return 1 if findings else 0
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from build_engines.plan.engine_plan import EnginePlan
+    from build_engines.plan.picture import memory_picture
+    from build_engines.plan.report import report
+    from build_engines.plan.source_config import source_config
+    from build_engines.spec import load_spec
+
+    spec = load_spec(arguments.spec)
+    found = report(EnginePlan.of(spec, *source_config(spec)))
+    if arguments.svg:
+        arguments.svg.write_text(memory_picture(found))
+    if arguments.format == "json":
+        import json
+
+        print(json.dumps(found, indent=2))
+        return 0
+    from rich.console import Console
+
+    from build_engines.plan.table import tables
+
+    Console(width=None if sys.stdout.isatty() else 100).print(tables(found))
+    return 0
 
 
 def _template(arguments: argparse.Namespace) -> int:

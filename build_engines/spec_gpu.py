@@ -90,8 +90,8 @@ class Outputs(Section):
 class Traffic(Section):
     """What is asked of the deployment. Lengths in tokens."""
 
-    input_tokens: Count = Field(default=1000, description="prompt, on average")
-    output_tokens: Count = Field(default=300, description="answer, on average")
+    input_tokens: Count = Field(default=128, description="prompt, on average")
+    output_tokens: Count = Field(default=128, description="answer, on average")
     requests_per_s: Positive = Field(default=1.0, description="requests that arrive, per second")
 
 

@@ -19,16 +19,16 @@ class Card:
     memory_bytes: int
     memory_bytes_per_s: float
     flops_16bit: float  # bfloat16, operations per second
-    flops_8bit: float | None  # None: the card has no FP8
+    flops_8bit: float | None  # FP8, or INT8 where there is no FP8
     flops_4bit: float | None  # None: the card has no FP4
     link_bytes_per_s: float  # to the other cards of the machine, one direction
     host_bytes_per_s: float  # from the machine's memory, one direction
     sm: int | None  # compute capability times ten
     source: str
 
-    def flops(self, weight_bits: int, activation_bits: int) -> float:
+    def flops(self, weight_bits: float, activation_bits: int) -> float:
         """Peak rate of matrix products whose operands both have this many bits or fewer."""
-        bits = max(weight_bits, activation_bits)
+        bits = max(int(weight_bits), activation_bits)  # what scales add to a weight does not count
         if bits <= 4 and self.flops_4bit is not None:
             return self.flops_4bit
         if bits <= 8 and self.flops_8bit is not None:
@@ -40,7 +40,7 @@ CARDS = {
     card.name: card
     for card in (
         Card(
-            "a100-80gb", 80 * GB, 2039e9, 312e12, None, None, 300e9, 32e9, 80,
+            "a100-80gb", 80 * GB, 2039e9, 312e12, 624e12, None, 300e9, 32e9, 80,
             "NVIDIA A100 80GB SXM datasheet: 2,039 GB/s, 312 TFLOPS BF16, 624 TOPS INT8, NVLink 600 GB/s, PCIe 4",
         ),
         Card(
@@ -49,19 +49,19 @@ CARDS = {
         ),
         Card(
             "h100-sxm", 80 * GB, 3350e9, 989e12, 1979e12, None, 450e9, 64e9, 90,
-            "NVIDIA H100 SXM datasheet: 3.35 TB/s, 1,979 TFLOPS BF16 and 3,958 FP8 with sparsity, NVLink 900 GB/s, PCIe 5",
+            "NVIDIA H100 SXM datasheet: 3.35 TB/s, sparse 1,979 TFLOPS BF16 and 3,958 FP8, NVLink 900 GB/s, PCIe 5",
         ),
         Card(
             "h200-sxm", 141 * GB, 4800e9, 989e12, 1979e12, None, 450e9, 64e9, 90,
-            "NVIDIA H200 SXM datasheet: 141 GB, 4.8 TB/s, 1,979 TFLOPS BF16 and 3,958 FP8 with sparsity, NVLink 900 GB/s",
+            "NVIDIA H200 SXM datasheet: 141 GB, 4.8 TB/s, sparse 1,979 TFLOPS BF16 and 3,958 FP8, NVLink 900 GB/s",
         ),
         Card(
             "b200", 180 * GB, 8000e9, 2250e12, 4500e12, 9000e12, 900e9, 64e9, 100,
-            "NVIDIA DGX B200 datasheet, an eighth: 1,440 GB, 64 TB/s, 72 PFLOPS FP8 and 144 FP4 with sparsity, NVLink 1.8 TB/s",
+            "NVIDIA DGX B200 datasheet, an eighth: 1,440 GB, 64 TB/s, sparse 72 PFLOPS FP8, 144 FP4, NVLink 1.8 TB/s",
         ),
         Card(
-            "cpu", 16 * GB, 25e9, 1.0e12, None, None, 25e9, 25e9, None,
-            "measured: two cores with AMX and 25 GB/s of memory; a laptop is in this range",
+            "cpu", 16 * GB, 25e9, 0.42e12, None, None, 25e9, 25e9, None,
+            "measured on two cores with AMX: 25 GB/s, 0.42 TFLOPS BF16 in steps of 32 tokens; 16 GB is assumed",
         ),
     )
 }  # fmt: skip

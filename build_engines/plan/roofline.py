@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from build_engines.plan.formats import COMPUTE_BITS, WEIGHT_FORMATS
 from build_engines.plan.kv_cache import kv_bytes_per_token
 from build_engines.plan.weights import weight_bytes, weights_by_kind
 
 if TYPE_CHECKING:
+    from build_engines.plan.formats import WeightFormat
     from build_engines.plan.hardware import Card
     from build_engines.plan.model_shape import ModelShape
 
@@ -37,7 +37,7 @@ class Roofline:
 
     shape: ModelShape
     card: Card
-    quant_algo: str
+    weights: WeightFormat
     kv_bits: float
     tp: int = 1
     pp: int = 1
@@ -60,9 +60,9 @@ class Roofline:
 
     def weight_bytes_read(self, tokens: int) -> float:
         """Bytes of weights that a step over `tokens` reads, all cards together; of the experts, those that are hit."""
-        kinds = weights_by_kind(self.shape, self.quant_algo)
+        kinds = weights_by_kind(self.shape, self.weights, self.weights.read_bits(tokens))
         read = float(sum(kinds.values()) - kinds["embedding"] - kinds["experts"])
-        read += weight_bytes(min(tokens, self.shape.vocab_size) * self.shape.hidden_size, COMPUTE_BITS)
+        read += weight_bytes(min(tokens, self.shape.vocab_size) * self.shape.hidden_size, self.weights.compute_bits)
         if self.shape.experts is not None:
             missed = (1 - self.shape.experts.top_k / self.shape.experts.num_experts) ** tokens
             read += kinds["experts"] * (1 - missed)
@@ -71,10 +71,9 @@ class Roofline:
     def _step_s(self, tokens: int, pairs: float, kv_tokens_read: float, logit_rows: int) -> float:
         # A step passes the parts of a pipeline one after the other, so pp makes no step faster.
         compute, memory = self.efficiency.compute, self.efficiency.memory
-        weights = WEIGHT_FORMATS[self.quant_algo]
         parameters = self.shape.parameters
         linear = parameters.attention + parameters.mlp + parameters.active_experts
-        linear_s = 2 * linear * tokens / self.card.flops(weights.weight_bits, weights.activation_bits)
+        linear_s = 2 * linear * tokens / self.card.flops(self.weights.weight_bits, self.weights.activation_bits)
         other = self.shape.attention_flops_per_pair * pairs
         other += 2 * self.shape.vocab_size * self.shape.hidden_size * logit_rows
         compute_s = (linear_s + other / self.card.flops_16bit) / self.tp / compute
@@ -86,6 +85,6 @@ class Roofline:
         """Two all-reduces a layer: each card sends and receives 2 (tp-1)/tp of the hidden states."""
         if self.tp == 1:
             return 0.0
-        hidden = tokens * self.shape.hidden_size * COMPUTE_BITS / 8
+        hidden = tokens * self.shape.hidden_size * self.weights.compute_bits / 8
         traffic = 2 * self.shape.num_layers * 2 * (self.tp - 1) / self.tp * hidden
         return traffic / self.card.link_bytes_per_s / self.efficiency.link

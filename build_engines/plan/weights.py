@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from build_engines.plan.formats import COMPUTE_BITS, WEIGHT_FORMATS
-
 if TYPE_CHECKING:
+    from build_engines.plan.formats import WeightFormat
     from build_engines.plan.model_shape import ModelShape
 
 
@@ -15,28 +14,34 @@ def weight_bytes(parameters: int, bits: float) -> int:
     return round(parameters * bits / 8)
 
 
-def weights_by_kind(shape: ModelShape, quant_algo: str) -> dict[str, int]:
-    """Bytes of the whole model by what they are: quantised linears, and what stays in 16 bit."""
-    parameters, bits = shape.parameters, _linear_bits(quant_algo)
+def weights_by_kind(shape: ModelShape, weights: WeightFormat, bits: float | None = None) -> dict[str, int]:
+    """Bytes of the whole model by what they are: quantised linears, and what stays as the model computes.
+
+    `bits` per quantised weight; by default what they take in memory.
+    """
+    parameters = shape.parameters
+    bits = weights.resident_bits if bits is None else bits
     return {
         "attention": weight_bytes(parameters.attention, bits),
         "mlp": weight_bytes(parameters.mlp, bits),
         "experts": weight_bytes(parameters.experts, bits),
         "router": weight_bytes(parameters.router, 32),
-        "embedding": weight_bytes(parameters.embedding, COMPUTE_BITS),
-        # An engine keeps a tied head as a matrix of its own.
-        "lm_head": weight_bytes(shape.vocab_size * shape.hidden_size, COMPUTE_BITS),
-        "other": weight_bytes(parameters.other, COMPUTE_BITS),
+        "embedding": weight_bytes(parameters.embedding, weights.compute_bits),
+        # A tied head is kept as a matrix of its own.
+        "lm_head": weight_bytes(
+            shape.vocab_size * shape.hidden_size, bits if weights.lm_head_too else weights.compute_bits
+        ),
+        "other": weight_bytes(parameters.other, weights.compute_bits),
     }
 
 
-def weights_on_card(shape: ModelShape, quant_algo: str, tp: int, pp: int) -> int:
+def weights_on_card(shape: ModelShape, weights: WeightFormat, tp: int = 1, pp: int = 1) -> int:
     """Bytes on the fullest card: linears and lm_head are cut by tp, embedding, router and norms are whole.
 
     With pipeline parts the first holds the embedding, the last lm_head; the fuller of the two counts.
     Experts take the same room cut by tp or by ep.
     """
-    kinds = weights_by_kind(shape, quant_algo)
+    kinds = weights_by_kind(shape, weights)
     layers = -(-shape.num_layers // pp) / shape.num_layers
     cut = (kinds["attention"] + kinds["mlp"] + kinds["experts"]) * layers / tp
     whole = (kinds["router"] + kinds["other"]) * layers
@@ -49,9 +54,4 @@ def quantize_peak_bytes(shape: ModelShape) -> int:
 
     A 70B model was seen to need more than 210 GB.
     """
-    return round(1.5 * weight_bytes(shape.parameters.total, COMPUTE_BITS))
-
-
-def _linear_bits(quant_algo: str) -> float:
-    weight_format = WEIGHT_FORMATS[quant_algo]
-    return weight_format.weight_bits + weight_format.scale_bits_per_weight
+    return round(1.5 * weight_bytes(shape.parameters.total, 16))

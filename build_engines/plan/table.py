@@ -1,0 +1,130 @@
+"""A plan as tables for people. Knows nothing of how its figures were made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.console import RenderableType
+
+_GB, _GIB = 1e9, 1 << 30
+_USES = ("weights", "activations", "runtime", "adapters", "kv_cache", "unused")
+
+
+def tables(report: dict[str, Any]) -> RenderableType:
+    """The report of a plan, laid out."""
+    return Group(_model(report), _memory(report), _lengths(report), _times(report), _advice(report))
+
+
+def _model(report: dict[str, Any]) -> Table:
+    model, hardware, kv = report["model"], report["hardware"], report["kv_cache"]
+    parameters = model["parameters"]
+    rows = [("parameters", f"{parameters['total']:,}")]
+    if parameters["active"] != parameters["total"]:
+        rows.append(("active per token", f"{parameters['active']:,} ({parameters['active_percent']} %)"))
+    rows += [
+        ("attention", f"{model['attention']}, {model['num_layers']} layers"),
+        ("weights", f"{report['weights']['total_bytes'] / _GB:.1f} GB"),
+        ("KV cache per token", f"{kv['bytes_per_token']:,} bytes at {kv['bits']:g} bit"),
+        ("against MHA, GQA-8", " and ".join(f"{kv['ratio_to_twin'][twin]:.3g}" for twin in ("MHA", "GQA-8"))),
+        (
+            "cards",
+            f"{hardware['cards']} x {hardware['card']} (tp {hardware['tp']}, pp {hardware['pp']}, ep {hardware['ep']})",
+        ),
+        ("fewest cards", _needed(hardware["cards_needed"])),
+    ]
+    if report["weights"]["quantize_peak_bytes"]:
+        rows.append(("memory to quantise", f"{report['weights']['quantize_peak_bytes'] / _GB:.0f} GB over all cards"))
+    return _table(f"{report['name']}: {model['architecture']} for {report['target']}", rows)
+
+
+def _needed(needed: dict[str, int] | None) -> str:
+    return "none hold it" if needed is None else f"{needed['cards']} (tp {needed['tp']}, pp {needed['pp']})"
+
+
+def _memory(report: dict[str, Any]) -> Table:
+    memory = report["memory_per_card"]
+    table = Table("use", title=f"memory of one card, {memory['capacity_bytes'] / _GB:.0f} GB", title_justify="left")
+    table.add_column("GB", justify="right")
+    table.add_column("share", justify="right")
+    for use in _USES:
+        size = memory[f"{use}_bytes"]
+        table.add_row(use.replace("_", " "), f"{size / _GB:.2f}", f"{100 * size / memory['capacity_bytes']:.1f} %")
+    return table
+
+
+def _lengths(report: dict[str, Any]) -> Table:
+    memory, kv = report["memory_per_card"], report["kv_cache"]
+    title = f"KV cache: {memory['max_tokens_in_kv_cache']:,} tokens"
+    table = Table(title=title if memory["fits"] else f"{title}, NOT ENOUGH for one sequence", title_justify="left")
+    table.add_column("tokens a sequence", justify="right")
+    table.add_column("sequences at once", justify="right")
+    table.add_column("GiB a sequence", justify="right")
+    for length, count in memory["concurrent_sequences_at_length"].items():
+        table.add_row(f"{int(length):,}", f"{count:,}", f"{int(length) * kv['bytes_per_token'] / _GIB:.2f}")
+    return table
+
+
+def _times(report: dict[str, Any]) -> Table:
+    times = report["roofline"]
+    table = Table("what", title="times", title_justify="left")
+    table.add_column("at peak, ms", justify="right")
+    table.add_column("expected, ms", justify="right")
+    for tokens, seconds in times["prefill_s"].items():
+        table.add_row(f"prefill of {tokens} tokens", _ms(seconds), _ms(times["prefill_expected_s"][tokens]))
+    for batch, seconds in times["decode_step_s"].items():
+        table.add_row(
+            f"decode step, batch {batch}, context {times['decode_context_tokens']}",
+            _ms(seconds),
+            _ms(times["decode_step_expected_s"][batch]),
+        )
+    return table
+
+
+def _advice(report: dict[str, Any]) -> Table:
+    traffic, slo, found = report["traffic"], report["slo"], report["suggestion"]
+    start, moved = report["cold_start"], report["hand_over"]
+    rows = [
+        (
+            "traffic",
+            f"{traffic['requests_per_s']:g} requests/s of {traffic['input_tokens']} in, {traffic['output_tokens']} out",
+        ),
+        ("promise", f"first token {slo['ttft_ms']:g} ms, then {slo['itl_ms']:g} ms a token"),
+    ]
+    if found["possible"]:
+        rows += [
+            ("instances", f"{found['instances']} ({found['cards']} cards)"),
+            ("max_batch_size", str(found["max_batch_size"])),
+            ("max_num_tokens", str(found["max_num_tokens"])),
+            ("max_seq_len", str(found["max_seq_len"])),
+            ("expected", f"first token {_ms(found['expected_ttft_s'])} ms, then {_ms(found['expected_itl_s'])} ms"),
+        ]
+    else:
+        rows.append(("cannot be kept", found["reason"]))
+    rows += [
+        (
+            "cold start",
+            f"{start['seconds']:.1f} s for {start['disk_bytes'] / _GB:.1f} GB at {start['disk_gb_per_s']:g} GB/s",
+        ),
+        (
+            "hand-over of a prompt",
+            f"{moved['bytes'] / _GB:.2f} GB, {_ms(moved['seconds'])} ms at {moved['network_gbit_per_s']:g} Gbit/s",
+        ),
+    ]
+    return _table("suggestion", rows)
+
+
+def _table(title: str, rows: Iterable[tuple[str, str]]) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f}"
