@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,16 @@ from build_engines.steps import Step, Workspace
 if TYPE_CHECKING:
     from build_engines.progress import Progress
     from build_engines.spec import Spec
+
+_HERE = Path(__file__).resolve().parent
+# The code that decides what a step writes: when it changes, the step has to run again.
+_CODE = {
+    "checkpoint": ("architectures.py", "safetensors_file.py", "sources/*.py"),
+    "checkpoint-fp8": ("quantize.py", "quality.py", "safetensors_file.py"),
+    "quality": ("quality.py",),
+    "engine": ("targets/cpu.py", "checkpoint.py"),
+    "model_repo": ("repository.py", "templates.py"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +74,16 @@ class Build:
 
     def _steps(self) -> list[Step]:
         source = ModelSource.of(self._spec)
-        checkpoint = Step("checkpoint", self._source_inputs(source), lambda place: self._make_checkpoint(source, place))
+        checkpoint = _step(
+            "checkpoint", self._source_inputs(source), lambda place: self._make_checkpoint(source, place)
+        )
         steps = [checkpoint]
         if self._spec.wants_fp8:
-            fp8 = Step("checkpoint-fp8", self._fp8_inputs(checkpoint), self._make_fp8)
-            steps += [fp8, Step("quality", self._quality_inputs(fp8), self._make_quality)]
+            fp8 = _step("checkpoint-fp8", self._fp8_inputs(checkpoint), self._make_fp8)
+            steps += [fp8, _step("quality", self._quality_inputs(fp8), self._make_quality)]
         weights = steps[1] if self._spec.deployment.precision == "fp8" else checkpoint
-        steps.append(Step("engine", self._engine_inputs(weights), lambda place: self._make_engine(weights, place)))
-        steps.append(Step("model_repo", self._repository_inputs(), self._make_repository))
+        steps.append(_step("engine", self._engine_inputs(weights), lambda place: self._make_engine(weights, place)))
+        steps.append(_step("model_repo", self._repository_inputs(), self._make_repository))
         return steps
 
     def _source_inputs(self, source: ModelSource) -> dict[str, Any]:
@@ -153,3 +166,9 @@ class Build:
         from build_engines.repository import Settings, render
 
         render(Settings.of(self._spec, self.root), place)
+
+
+def _step(name: str, inputs: dict[str, Any], make: Callable[[Path], None]) -> Step:
+    files = sorted(file for pattern in _CODE[name] for file in _HERE.glob(pattern))
+    code = digest_of([sha256_file(file) for file in files])
+    return Step(name, {**inputs, "code": code}, make)

@@ -16,12 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from build_engines import cli
+from build_engines.build import _CODE
 from build_engines.files import HashCache, write_atomic
 from build_engines.steps import STAMP, Step, Workspace
 from python_backend.errors import BuildError
 from tests.unit.tiny_models import tiny_config, tiny_tensors, write_gguf, write_hf
 
 ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "build_engines"
 MODELS = ("ensemble", "ensemble_unary", "preprocessing", "tensorrt_llm", "postprocessing")
 
 
@@ -290,3 +292,16 @@ def test_ctrl_c_ends_without_a_traceback(
 def test_check_of_a_broken_repository_exits_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check", str(tmp_path / "none")]) == 1
     assert "no such directory" in capsys.readouterr().out
+
+
+def test_changed_code_makes_its_step_run_again(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("build_engines.build._CODE", {**_CODE, "model_repo": ("repository.py",)})
+        capsys.readouterr()
+        assert build(spec) == 0
+    assert "built model_repo in" in capsys.readouterr().out
+
+
+def test_every_pattern_of_watched_code_matches_a_file() -> None:
+    assert all(list(PACKAGE.glob(pattern)) for patterns in _CODE.values() for pattern in patterns)
