@@ -93,6 +93,7 @@ class Guide:
     kind: str
     text: str = ""
     strict: bool = True
+    whitespace: str = "single"  # between JSON tokens: single, compact or free
 
 
 @dataclass(slots=True)
