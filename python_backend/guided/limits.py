@@ -14,7 +14,7 @@ class GuideLimits:
     max_literal_chars: int = 4096  # of one string that has to appear as it is: each mask walks through all of it
     max_depth: int = 100  # of nested JSON: two of them for each level of objects
     compile_cpu_s: float = 2.0  # processor time of checking, compiling and trying out
-    compile_wall_s: float = 10.0  # for the same, as the client sees it, once a worker has begun
+    compile_wall_s: float = 20.0  # for the same, as the client sees it, once a worker has begun
     compile_memory_bytes: int = 768 * 1024 * 1024  # address space of a worker beyond what it has at its start
     probe_tokens: int = 24  # tokens walked at random to see what masks cost
     probe_cpu_s: float = 0.6  # processor time of that walk
