@@ -30,7 +30,7 @@ Precision = Literal["fast", "fp8", "exact"]
 
 
 class Source(Section):
-    """Where the model comes from: exactly one of `hf`, `gguf`, `package` and `shape`.
+    """Where the model comes from: exactly one of `hf`, `gguf`, `package` and `weights`.
 
     Paths are relative to the spec file.
     """
@@ -43,10 +43,10 @@ class Source(Section):
         default=False, alias="copy", description="with `hf`: copy the files instead of linking to them"
     )
     shape: Path | None = Field(
-        default=None, description="directory with the model's config.json; the weights are on the machine that builds"
+        default=None, description="directory with the model's config.json, for plans that must not wait for weights"
     )
     weights: str | None = Field(
-        default=None, description="with `shape`: Hugging Face id, or directory on the machine that builds"
+        default=None, description="for GPU targets: Hugging Face id, or directory on the machine that builds"
     )
 
 
@@ -70,6 +70,9 @@ class Limits(Section):
     )
     batch_scheduler_policy: Literal["max_utilization", "guaranteed_no_evict"] = Field(
         default="max_utilization", description="guaranteed_no_evict starts a sequence only when all its blocks are free"
+    )
+    stream_interval: CountOrZero = Field(
+        default=0, description="tokens in a streamed response; 0 = one for each 16 sequences that run"
     )
     num_threads: CountOrZero = Field(default=0, description="threads of one step; 0 = decided by the library")
 
@@ -232,10 +235,10 @@ def _contradictions(file: SpecFile, invalid: set[Location]) -> list[tuple[Locati
         if limits["enable_chunked_context"] is False and longest > limits["max_num_tokens"]:
             text = f"is {limits['max_num_tokens']}; without chunked context a prompt of {longest} must fit one step."
             found.append((("limits", "max_num_tokens"), text))
-    kinds = [key for key in ("hf", "gguf", "package", "shape") if key in source]
+    kinds = [key for key in ("hf", "gguf", "package", "weights") if key in source]
     if "source" in file.data and isinstance(file.data["source"], dict) and len(kinds) != 1:
         found.append(
-            (("source",), f"give exactly one of hf, gguf, package, shape; given: {', '.join(kinds) or 'none'}.")
+            (("source",), f"give exactly one of hf, gguf, package, weights; given: {', '.join(kinds) or 'none'}.")
         )
     if ("package" in source) != ("file" in source):
         found.append((("source",), "package and file belong together."))

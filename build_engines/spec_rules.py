@@ -28,7 +28,7 @@ _LOOKAHEAD = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verifi
 
 
 def gpu_contradictions(file: SpecFile, limits: dict[str, Any], invalid: set[Location]) -> list[Finding]:
-    """Findings of a spec whose target is a GPU; none for the cpu target.
+    """Findings of a spec whose target is a GPU; of the cpu target only what names a GPU's machine.
 
     Args:
         file: the spec as it was written.
@@ -37,9 +37,9 @@ def gpu_contradictions(file: SpecFile, limits: dict[str, Any], invalid: set[Loca
     """
     target = file.data.get("target", "cpu")
     if target not in ("trtllm", "llmapi"):
-        return []
+        return _source(file, "cpu")
     found = _quantization(file, target, invalid) + _parallel(file, invalid)
-    found += _speculative(file, target) + _source(file)
+    found += _speculative(file, target) + _source(file, target)
     card = file.section("hardware").get("card", "cpu")
     if card == "cpu":
         found.append((("hardware", "card"), f"is cpu; target {target} needs a GPU, for example h100-sxm."))
@@ -125,9 +125,11 @@ def _speculative(file: SpecFile, target: str) -> list[Finding]:
     return found
 
 
-def _source(file: SpecFile) -> list[Finding]:
+def _source(file: SpecFile, target: str) -> list[Finding]:
     source = file.section("source")
-    if "shape" in source and "weights" not in source:
-        text = "is missing; with shape, say where the machine that builds finds the weights (Hugging Face id or path)."
-        return [(("source", "weights"), text)]
+    if "weights" in source and "shape" not in source:
+        text = "is missing; with weights on another machine, a directory with the model's config.json is needed here."
+        return [(("source", "shape"), text)]
+    if "weights" in source and target == "cpu":
+        return [(("source", "weights"), "is for GPU targets; give hf, gguf or package to target cpu.")]
     return []

@@ -291,6 +291,16 @@ def test_a_cpu_is_no_card_for_an_engine(tmp_path: Path) -> None:
         load_spec(spec)
 
 
+def test_the_demo_model_has_the_shape_that_is_shipped(tmp_path: Path) -> None:
+    spec = load_spec(SPECS / "smollm2-135m.yaml")
+    without = tmp_path / "spec.yaml"
+    source = spec.deployment.source
+    without.write_text(f"name: demo\nsource: {{package: {source.package}, file: {source.file}}}\n")
+    own, where = source_config(load_spec(without))
+    assert where.endswith(".gguf")
+    assert ModelShape.of(own, where) == shape_of("smollm2-135m")
+
+
 @pytest.mark.parametrize("precision", ["fast", "exact"])
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_the_engine_counts_the_bytes_of_its_kv_cache_as_the_plan_does(
