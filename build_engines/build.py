@@ -73,6 +73,9 @@ class Build:
         return Outcome(self.root, tuple(ran), tuple(skipped))
 
     def _steps(self) -> list[Step]:
+        target = self._spec.deployment.target
+        if target != "cpu":
+            raise self._spec.error("target", f"is {target}; this version builds cpu. `plan` computes the others.")
         source = ModelSource.of(self._spec)
         checkpoint = _step(
             "checkpoint", self._source_inputs(source), lambda place: self._make_checkpoint(source, place)

@@ -6,6 +6,7 @@ import argparse
 import errno
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from build_engines.progress import progress_for
@@ -66,6 +67,8 @@ def _build(arguments: argparse.Namespace) -> int:
 
     start = time.monotonic()
     spec = load_spec(arguments.spec)
+    if arguments.target:
+        spec = replace(spec, deployment=spec.deployment.model_copy(update={"target": arguments.target}))
     build = Build(spec, arguments.engines_dir, progress_for(sys.stderr))
     if arguments.dry_run:
         pending = build.pending()

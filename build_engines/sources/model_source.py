@@ -29,16 +29,16 @@ class ModelSource:
 
         Raises:
             EnvironmentFault: the package that ships the model is not installed.
-            BuildError: the package has no such file.
+            BuildError: the package has no such file, or the spec names a shape without weights.
         """
         source = spec.deployment.source
         if source.hf is not None:
             return cls("hf", spec.path(source.hf), source.copy_files)
         if source.gguf is not None:
             return cls("gguf", spec.path(source.gguf))
-        assert source.package is not None
-        assert source.file is not None
-        return cls("gguf", _package_file(spec, source.package, source.file))
+        if source.package is not None and source.file is not None:
+            return cls("gguf", _package_file(spec, source.package, source.file))
+        raise spec.error("source", "names no weights that are on this machine; give hf, gguf or package.")
 
     def files(self) -> list[Path]:
         """Every file whose content decides the checkpoint."""

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from build_engines.spec import Limits, load_spec
+from build_engines.spec import Deployment, Limits, load_spec
+from build_engines.spec_section import Section
 from python_backend.engine.config import EngineConfig
 from python_backend.errors import BuildError
 
@@ -137,14 +138,26 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abcdef_", min_size=1), inner, max_size=3),
     max_leaves=6,
 )
-KEYS = st.sampled_from(["name", "source", "limits", "server", "quantization", "precision", "other"])
+KEYS = st.sampled_from([*Deployment.model_fields, "other"])
+SECTION_KEYS = sorted(
+    {
+        key
+        for field in Deployment.model_fields.values()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+        for key in field.annotation.model_fields
+    }
+)
+SECTIONS = st.dictionaries(st.sampled_from(SECTION_KEYS), VALUES, max_size=6)
+TARGETS = st.sampled_from(["cpu", "trtllm", "llmapi"])
 
 
 @settings(max_examples=100, deadline=None)
-@given(data=st.dictionaries(KEYS, VALUES, max_size=5))
-def test_any_content_ends_in_findings(tmp_path_factory: pytest.TempPathFactory, data: object) -> None:
+@given(data=st.dictionaries(KEYS, VALUES | SECTIONS, max_size=5), target=TARGETS)
+def test_any_content_ends_in_findings(
+    tmp_path_factory: pytest.TempPathFactory, data: dict[str, object], target: str
+) -> None:
     import yaml
 
-    path = write(tmp_path_factory.mktemp("specs"), yaml.safe_dump(data))
+    path = write(tmp_path_factory.mktemp("specs"), yaml.safe_dump(data | {"target": target, "name": "Not Allowed"}))
     with pytest.raises(BuildError, match=r"spec\.yaml:\d+: "):
         load_spec(path)
