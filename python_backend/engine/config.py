@@ -25,4 +25,5 @@ class EngineConfig:
     enable_chunked_context: bool = True
     batching_strategy: Literal["inflight_fused_batching", "V1"] = "inflight_fused_batching"
     batch_scheduler_policy: Literal["max_utilization", "guaranteed_no_evict"] = "max_utilization"
+    stream_interval: int = 0  # tokens in a streamed response; 0: one for each 16 sequences that run
     num_threads: int = 0  # 0: OpenVINO decides

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 # A step that fails is the fault of what it holds; this many in a row mean that the engine itself is broken.
 MAX_FAILED_STEPS = 3
+SEQUENCES_PER_STREAMED_TOKEN = 16
 
 
 class EngineCore:
@@ -162,6 +163,8 @@ class EngineCore:
         for sequence, row in zip(sequences, logits, strict=True):
             if sequence.request.return_generation_logits:
                 sequence.generation_logits.append(row.copy())
+        # A response costs the same whatever it carries, and many streams would take the cores from the engine.
+        interval = self.config.stream_interval or -(-len(self.scheduler.running) // SEQUENCES_PER_STREAMED_TOKEN)
         tokens = self._sampler.sample(logits, sequences, _bitmasks(sequences, self.vocab_size))
         for (group, sequence), token in zip(chosen_for, tokens, strict=True):
             state = self._owner.get(group)
@@ -171,6 +174,7 @@ class EngineCore:
                 self.fail(state, token)
             else:
                 self._append(state, group, sequence, token)
+                self._tell(state, sequence, interval)
 
     def _append(self, state: RequestState, group: SequenceGroup, sequence: Sequence, token_id: int) -> None:
         group.first_token_ns = group.first_token_ns or time.monotonic_ns()
@@ -184,7 +188,9 @@ class EngineCore:
         sequence.finish_reason = decision.finish_reason
         if decision.finish_reason is not None:
             self._close(state, group)
-        event = state.progress(sequence)
+
+    def _tell(self, state: RequestState, sequence: Sequence, interval: int) -> None:
+        event = state.progress(sequence, interval)
         if event is not None:
             self._events.append(event)
 

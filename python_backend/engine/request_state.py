@@ -27,8 +27,8 @@ class RequestState:
     num_open: int = 0  # groups that still run or wait
     context_logits: list[np.ndarray] = field(default_factory=list)
 
-    def progress(self, sequence: Sequence) -> RequestOutput | None:
-        """News of one sample, if there is something to show now."""
+    def progress(self, sequence: Sequence, interval: int = 1) -> RequestOutput | None:
+        """News of one sample, if there is something to show now: the first token, then `interval` at a time."""
         finished = sequence.finish_reason is not None
         if not finished and not self.request.streaming:
             return None
@@ -36,7 +36,7 @@ class RequestState:
         if not finished and sequence.text_stop is not None and self.request.exclude_stop_words:
             upto -= sequence.text_stop.held_tokens()
         sent = sequence.num_output_tokens_sent
-        if upto <= sent and not finished:
+        if upto - sent < (interval if sent else 1) and not finished:
             return None
         sequence.num_output_tokens_sent = upto
         return self._event([self._news(sequence, sent, upto)])

@@ -88,6 +88,20 @@ def test_stream_and_single_answer_agree():
     assert whole.reasons == {0: "length"}
 
 
+def test_many_streams_get_several_tokens_at_a_time_and_lose_none(solo):
+    with running_engine() as driver:
+        requests = [make_request(str(i), p, **sampling(i)) for i, p in enumerate(prompts(32))]
+        answers = driver.run(*requests)
+    with running_engine(stream_interval=5) as driver:
+        slow = driver.run(make_request("0", prompts(32)[0], **sampling(0)))["0"]
+    assert {i: a.tokens[0] for i, a in answers.items()} == solo
+    assert [len(e.sequences[0].token_ids) for e in slow.events] == [1, *[5] * 13, 4]
+    for answer in answers.values():
+        sizes = [len(e.sequences[0].token_ids) for e in answer.events]
+        assert sizes[0] == 1
+        assert max(sizes) == 2
+
+
 def test_an_end_id_ends_without_being_part_of_the_answer(solo):
     tokens = solo["0"]
     end = tokens[5]
