@@ -1,0 +1,51 @@
+"""Two sides, the same batches, in turns: medians and their ratio.
+
+Knows nothing of engines and servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from loadtests.bench.drivers import Driver, Run
+from loadtests.bench.workload import Batch
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One comparison. `ratios` by concurrency or "all"; over 1 is in our favour."""
+
+    name: str
+    ratios: dict[str, float]
+    raw: dict[str, Any]
+
+
+def in_turns(
+    drivers: Sequence[Driver], make_batch: Callable[[], Batch], rounds: int, say: Progress
+) -> dict[str, list[Run]]:
+    """Each round gives one batch to every driver; who begins changes from round to round."""
+    runs: dict[str, list[Run]] = {driver.name: [] for driver in drivers}
+    for number in range(rounds):
+        batch = make_batch()
+        order = list(drivers) if number % 2 == 0 else list(reversed(drivers))
+        for driver in order:
+            say(f"round {number + 1} of {rounds}: {driver.name}, {len(batch.prompts)} requests")
+            runs[driver.name].append(driver.run(batch))
+    return runs
+
+
+def speeds(runs: Mapping[str, Sequence[Run]]) -> dict[str, dict[str, Any]]:
+    """Per driver: the median of output tokens per second, and every single figure."""
+    return {
+        name: {
+            "tokens_per_s": median(run.tokens_per_s for run in found),
+            "rounds": [round(run.tokens_per_s, 1) for run in found],
+            "ttft_s": median(median(run.ttft_s) for run in found),
+        }
+        for name, found in runs.items()
+    }

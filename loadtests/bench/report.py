@@ -1,0 +1,92 @@
+"""The results as a table for the terminal and as a page for docs/.
+
+Knows nothing of how they were measured.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+
+EXPLAINED = {
+    "engine_vs_openvino_genai": "Our engine in process against OpenVINO GenAI's ContinuousBatchingPipeline, output "
+    "tokens/s over the whole run, requests submitted at once, greedy, end ignored, every prompt new random tokens. The "
+    "peer loads the same GGUF file as it is and converted to Q8_0 and F16; the ratio is to its fastest.",
+    "server_vs_engine": "Streams through gRPC and the ensemble of `make serve`, one response per token, against the "
+    "engine in process with the same prompts.",
+    "inflight_vs_static": "A trace with 90 % of the answers 8 to 32 tokens long and 10 % 256, all submitted at once: "
+    "in-flight batching against the same engine with `batching_strategy` V1, which holds a batch until all are done.",
+    "prefix_reuse_ttft": "Time to first token of a 528-token prompt, its first 512 tokens new (cold) or already seen "
+    "(warm). Cold over warm, medians, engine in process.",
+}
+
+
+def table(results: dict[str, Any]) -> Table:
+    """Ratios beside what they have to be."""
+    made = Table(title="Ratios; over 1 is in our favour")
+    for title in ("comparison", "concurrent", "ratio", "at least"):
+        made.add_column(title, justify="left" if title == "comparison" else "right")
+    made.add_column("figures")
+    for name, concurrent, ratio, target, figures in _rows(results):
+        colour = "green" if target is None or ratio >= target else "red"
+        limit = "" if target is None else f"{target:g}"
+        made.add_row(name, concurrent, f"[{colour}]{ratio:.2f}[/]", limit, figures)
+    return made
+
+
+def page(results: dict[str, Any]) -> str:
+    """docs/benchmarks.md."""
+    machine, settings = results["machine"], results["settings"]
+    lines = [
+        "# Benchmarks",
+        "",
+        "`make bench` measures all of this in one run (`QUICK=1`: a look) and writes `benchmarks/latest.json`;",
+        "`.venv/bin/python -m loadtests.bench --render` makes this page of it. Both sides of a comparison get the same",
+        "batches in turns, and figures are medians over the rounds. A loaded machine makes every figure worthless.",
+        "",
+        f"Measured {results['date']} on {machine['cpu']}, {machine['cores']} cores"
+        f" ({', '.join(machine['instructions'])}), load average at the start {machine['load_average']:.1f},"
+        f" commit {machine['commit']}, Python {machine['python']}, {_versions(machine['packages'])}.",
+        f"{settings['prompt_tokens']} tokens in, {settings['max_tokens']} out, {settings['rounds']} rounds.",
+        "",
+        "| comparison | concurrent | ratio | at least | figures |",
+        "|---|---:|---:|---:|---|",
+    ]
+    for name, concurrent, ratio, target, figures in _rows(results):
+        limit = "" if target is None else f"{target:g}"
+        lines.append(f"| {name} | {concurrent} | {ratio:.2f} | {limit} | {figures} |")
+    lines += ["", *(f"- **{name}**: {EXPLAINED[name]}" for name in results["ratios"]), ""]
+    lines += facts(results)
+    return "\n".join(lines) + "\n"
+
+
+def facts(results: dict[str, Any]) -> list[str]:
+    """Figures that are no ratios, a sentence each."""
+    found = []
+    if "server_vs_engine" in results["raw"]:
+        ready = results["raw"]["server_vs_engine"]["server_ready_s"]
+        found.append(f"From `make serve` to READY with everything built: {ready:.1f} s.")
+    sizes = results["environment_bytes"]
+    found.append(f".venv: {sizes['serve'] / 1e6:.0f} MB for serving, {sizes['total'] / 1e6:.0f} MB with all extras.")
+    return found
+
+
+def _rows(results: dict[str, Any]) -> list[tuple[str, str, float, float | None, str]]:
+    return [
+        (name, concurrent, ratio, results["targets"].get(name, {}).get(concurrent), _figures(results, name, concurrent))
+        for name, ratios in results["ratios"].items()
+        for concurrent, ratio in ratios.items()
+    ]
+
+
+def _figures(results: dict[str, Any], name: str, concurrent: str) -> str:
+    raw = results["raw"][name]
+    if "ttft_s" in raw:
+        return ", ".join(f"{state} {1000 * value:.0f} ms" for state, value in raw["ttft_s"].items())
+    sides = raw[concurrent].items()
+    return "; ".join(f"{side} {found['tokens_per_s']:.0f} tokens/s" for side, found in sides)
+
+
+def _versions(packages: dict[str, str | None]) -> str:
+    return ", ".join(f"{name} {number}" for name, number in packages.items() if number)
