@@ -27,8 +27,9 @@ from python_backend.triton import pb
 from python_backend.triton.cancel import CancelWatcher, ShutdownWatcher
 from python_backend.triton.deliver import Deliverer
 from python_backend.triton.inflight import Answer, InFlight, Part
+from python_backend.triton.limits import ServingLimits
 from python_backend.triton.parameters import parameters_of
-from python_backend.triton.parse import ServingLimits, is_stop, parse_requests
+from python_backend.triton.parse import is_stop, parse_requests
 from python_backend.triton.respond import Responder
 from python_backend.triton.settings import read_settings
 

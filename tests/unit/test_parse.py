@@ -16,7 +16,8 @@ fake_pb_utils.install()
 from python_backend.contract import model_contract  # noqa: E402
 from python_backend.errors import InvalidRequest, LimitExceeded, RequestError, Unsupported  # noqa: E402
 from python_backend.triton.inputs import HONOURED, REFUSED  # noqa: E402
-from python_backend.triton.parse import ServingLimits, is_stop, parse_requests  # noqa: E402
+from python_backend.triton.limits import ServingLimits  # noqa: E402
+from python_backend.triton.parse import is_stop, parse_requests  # noqa: E402
 
 LIMITS = ServingLimits(
     vocab_size=100,
