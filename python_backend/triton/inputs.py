@@ -18,7 +18,7 @@ HONOURED: dict[str, str] = {
     "input_ids": "token ids of the prompt; rows of a batch are cut to input_lengths",
     "input_lengths": "number of tokens of each prompt",
     "request_output_len": "lowered so that prompt and output fit max_seq_len, which `warnings` then says",
-    "num_return_sequences": "independent samples (seed + index); with beam_width > 1 the n best beams, absent: all of them",
+    "num_return_sequences": "samples (seed + index); with beam_width > 1 the n best beams, absent: all",
     "decoder_input_ids": "only the default that preprocessing sends for decoder-only models: one pad token",
     "decoder_input_lengths": "only 1, see decoder_input_ids",
     "end_id": "-1 or absent: no token ends the sequence; end_ids, when sent, takes its place",
