@@ -116,12 +116,12 @@ def write_checkpoint(
         raise EnvironmentFault(f"{directory}: the weights need {needed:,} bytes, the disk has {free:,} free.")
     shards = list(_shards(plans, shard_bytes))
     if len(shards) == 1:
-        _write_file(directory / "model.safetensors", shards[0], advance)
+        write_file(directory / "model.safetensors", shards[0], advance)
         return
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        _write_file(directory / name, shard, advance)
+        write_file(directory / name, shard, advance)
         weight_map |= {plan.name: name for plan in shard}
     index = {"metadata": {"total_size": sum(plan.size for plan in plans)}, "weight_map": weight_map}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
@@ -139,7 +139,7 @@ def _shards(plans: list[TensorPlan], shard_bytes: int) -> Iterator[list[TensorPl
     yield shard
 
 
-def _write_file(path: Path, plans: list[TensorPlan], advance: Callable[[int], None]) -> None:
+def write_file(path: Path, plans: list[TensorPlan], advance: Callable[[int], None]) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for plan in plans:
