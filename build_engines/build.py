@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 _HERE = Path(__file__).resolve().parent
 # The code that decides what a step writes: when it changes, the step has to run again.
 _CODE = {
-    "checkpoint": ("architectures.py", "safetensors_file.py", "sources/*.py"),
-    "checkpoint-fp8": ("quantize.py", "quality.py", "safetensors_file.py"),
+    "checkpoint": ("sources/*.py",),
+    "checkpoint-fp8": ("quantize.py", "quality.py"),
     "quality": ("quality.py",),
-    "engine": ("targets/cpu.py", "checkpoint.py"),
+    "engine": ("targets/cpu.py",),
     "model_repo": ("repository.py", "templates.py"),
 }
 
