@@ -240,3 +240,14 @@ def test_the_command_line_answers(running: _Running, options: list[str]) -> None
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, " 6, 7, 8\n"), done.stderr
     assert "finish_reason length, 14 prompt tokens" in done.stderr
+
+
+_EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "clients.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("number", range(len(_EXAMPLES)))
+def test_the_examples_of_the_docs_run(running: _Running, number: int, capsys: pytest.CaptureFixture[str]) -> None:
+    code = _EXAMPLES[number].replace("127.0.0.1:8001", running.grpc_url)
+    exec(compile(code, f"docs/clients.md, example {number}", "exec"), {"__name__": "example"})
+    assert capsys.readouterr().out
+    running.wait_until(active=0)
