@@ -23,6 +23,7 @@ class EngineConfig:
     tokens_per_block: int = 32  # fixed by OpenVINO's CPU paged attention
     enable_kv_cache_reuse: bool = True
     enable_chunked_context: bool = True
+    enable_fast_forward: bool = True  # tokens that a mask forces take no step of their own
     batching_strategy: Literal["inflight_fused_batching", "V1"] = "inflight_fused_batching"
     batch_scheduler_policy: Literal["max_utilization", "guaranteed_no_evict"] = "max_utilization"
     stream_interval: int = 0  # tokens in a streamed response; 0: one for each 16 sequences that run

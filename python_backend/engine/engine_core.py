@@ -12,13 +12,15 @@ import numpy as np
 
 from python_backend.engine.beam_group import best_hypotheses, open_beams, step_beams
 from python_backend.engine.block_manager import BlockManager
+from python_backend.engine.fast_forward import may_fast_forward, num_logits, scored_now, take, take_forced
+from python_backend.engine.masks import MaskFiller, MaskQueue, StepMasks, attach_masks
 from python_backend.engine.request_state import RequestState
 from python_backend.engine.runner import ModelRunner, StepInput
 from python_backend.engine.sampler import Sampler
 from python_backend.engine.scheduler import Batch, Scheduler, SequenceGroup
 from python_backend.engine.sequence import Sequence
 from python_backend.engine.stats import engine_stats
-from python_backend.engine.stopping import decide
+from python_backend.engine.stopping import StopDecision
 from python_backend.errors import EngineFailure, RequestError
 
 if TYPE_CHECKING:
@@ -26,8 +28,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from python_backend.engine.config import EngineConfig
+    from python_backend.engine.masks import FutureMask
     from python_backend.engine.output import RequestOutput
-    from python_backend.engine.protocols import TextStop, TokenMask
+    from python_backend.engine.protocols import TextStop
     from python_backend.request import FinishReason, GenerationRequest
 
 # A step that fails is the fault of what it holds; this many in a row mean that the engine itself is broken.
@@ -44,13 +47,13 @@ class EngineCore:
         config: EngineConfig,
         on_outputs: Callable[[list[RequestOutput]], None],
         make_text_stop: Callable[[GenerationRequest], TextStop] | None,
-        make_mask: Callable[[GenerationRequest], TokenMask] | None,
     ) -> None:
         self.config = config
-        self._on_outputs, self._make_text_stop, self.make_mask = on_outputs, make_text_stop, make_mask
+        self._on_outputs, self._make_text_stop = on_outputs, make_text_stop
         self.runner = ModelRunner(checkpoint_dir, config)
         self.vocab_size = self.runner.model_config.vocab_size
         self._sampler = Sampler(self.vocab_size)
+        self.masks, self.mask_queue = MaskFiller(self.vocab_size), MaskQueue()
         num_blocks = -(-config.kv_cache_tokens // config.tokens_per_block)
         self.blocks = BlockManager(num_blocks, config.tokens_per_block, enable_reuse=config.enable_kv_cache_reuse)
         self.scheduler = Scheduler(config, self.blocks)
@@ -64,7 +67,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether another step, or telling what the last one gave, is due."""
-        return self.scheduler.has_work or bool(self._events)
+        return self.scheduler.has_work or bool(self._events) or self.mask_queue.is_due
 
     def open(self, request: GenerationRequest) -> RequestState:
         """The state of an admitted request; touches nothing of the engine, so any thread may call it."""
@@ -73,8 +76,6 @@ class EngineCore:
             sequence = Sequence(request, index)
             if request.stop_texts and self._make_text_stop is not None:
                 sequence.text_stop = self._make_text_stop(request)
-            if request.guide is not None and self.make_mask is not None:
-                sequence.mask = self.make_mask(request)
             group = SequenceGroup(request, [sequence])
             if request.sampling.beam_width > 1:
                 group.beams = open_beams(request, self.vocab_size, self.config.max_seq_len, self._make_text_stop)
@@ -82,9 +83,24 @@ class EngineCore:
         state.num_open = len(state.groups)
         return state
 
-    def add(self, state: RequestState) -> None:
-        """Take a request into the queue."""
+    def add(self, state: RequestState, masks: FutureMask | None = None) -> None:
+        """Take a request into the queue, or let it wait for its masks first."""
         self.states[id(state)] = state
+        if masks is None:
+            self._enqueue(state)
+        else:
+            self.mask_queue.add(state, masks)
+
+    def admit_masked(self) -> None:
+        """Queue the requests whose masks have come."""
+        for state, masks in self.mask_queue.pop_ready():
+            error = attach_masks(state, masks)
+            if error is None:
+                self._enqueue(state)
+            else:
+                self.fail(state, error)
+
+    def _enqueue(self, state: RequestState) -> None:
         for group in state.groups:
             self._owner[group] = state
             self.scheduler.add(group)
@@ -107,8 +123,10 @@ class EngineCore:
         try:
             self._begin(batch)
             self.publish()
+            chosen_for = batch.to_choose()
+            masks = self.masks.fill([sequence for _, sequence in chosen_for])  # while the model computes
             logits = self.runner.wait()
-            self._advance(batch, logits)
+            self._advance(batch, logits, chosen_for, masks)
             self._failed_steps = 0
         except Exception as failure:
             self._failed_steps += 1
@@ -127,10 +145,12 @@ class EngineCore:
         self.runner.copy_blocks(batch.copies)
         self.runner.start([_step_input(sequence) for sequence in batch.sequences()])
 
-    def _advance(self, batch: Batch, logits: np.ndarray) -> None:
+    def _advance(
+        self, batch: Batch, logits: np.ndarray, chosen_for: list[tuple[SequenceGroup, Sequence]], masks: StepMasks
+    ) -> None:
         """Take the results of a step: KV is there, tokens are chosen, sequences end."""
         rows: list[int] = []
-        chosen_for: list[tuple[SequenceGroup, Sequence]] = []
+        choosing = {id(sequence) for _, sequence in chosen_for}
         row = 0
         for scheduled in batch.groups:
             group, first = scheduled.group, row
@@ -138,18 +158,20 @@ class EngineCore:
                 if not sequence.num_scheduled_tokens:
                     continue
                 row += self._computed(group, sequence, logits, row)
-                if scheduled.samples and group.beams is None:
+                if id(sequence) in choosing:
                     rows.append(row - 1)
-                    chosen_for.append((group, sequence))
             if scheduled.samples and group.beams is not None:
                 self._advance_beams(group, logits[first:row])
         if rows:
-            self._choose(chosen_for, logits if len(rows) == len(logits) else logits[rows])
+            self._choose(chosen_for, logits if len(rows) == len(logits) else logits[rows], masks)
+        self._end_scored(batch)
 
     def _computed(self, group: SequenceGroup, sequence: Sequence, logits: np.ndarray, row: int) -> int:
         """Book the step's tokens of one sequence; returns how many rows of logits it has."""
-        num_rows = _num_logits(sequence)
+        num_rows = num_logits(sequence)
         state = self._owner[group]
+        for offset, token_id in list(scored_now(sequence, num_rows)):
+            self._score(sequence, logits[row + offset], token_id)
         missing = sequence.num_prompt_tokens - sequence.num_computed_tokens
         if group.request.return_context_logits and group is state.groups[0] and missing > 0:
             state.context_logits.append(logits[row : row + min(missing, num_rows)].copy())
@@ -158,32 +180,58 @@ class EngineCore:
         self.blocks.commit(sequence)
         return num_rows
 
-    def _choose(self, chosen_for: list[tuple[SequenceGroup, Sequence]], logits: np.ndarray) -> None:
+    def _score(self, sequence: Sequence, row: np.ndarray, token_id: int) -> None:
+        """Keep what the model thinks of a forced token; NaN is found where the next token is chosen."""
+        if sequence.request.return_generation_logits:
+            sequence.generation_logits.append(row.copy())
+        self._sampler.score(row, token_id, sequence)
+        sequence.num_unscored_tokens -= 1
+
+    def _end_scored(self, batch: Batch) -> None:
+        """End the sequences whose last tokens were forced, now that these are scored."""
+        for scheduled in batch.groups:
+            group, sequence = scheduled.group, scheduled.group.sequences[0]
+            if sequence.pending_end is not None and not sequence.num_unscored_tokens and group in self._owner:
+                state = self._owner[group]
+                self._conclude(state, group, sequence, sequence.pending_end)
+                self._tell(state, sequence, interval=1)
+
+    def _choose(self, chosen_for: list[tuple[SequenceGroup, Sequence]], logits: np.ndarray, masks: StepMasks) -> None:
         sequences = [sequence for _, sequence in chosen_for]
         for sequence, row in zip(sequences, logits, strict=True):
             if sequence.request.return_generation_logits:
                 sequence.generation_logits.append(row.copy())
         # A response costs the same whatever it carries, and many streams would take the cores from the engine.
         interval = self.config.stream_interval or -(-len(self.scheduler.running) // SEQUENCES_PER_STREAMED_TOKEN)
-        tokens = self._sampler.sample(logits, sequences, _bitmasks(sequences, self.vocab_size))
-        for (group, sequence), token in zip(chosen_for, tokens, strict=True):
+        tokens = self._sampler.sample(logits, sequences, masks.bitmasks)
+        for row, ((group, sequence), token) in enumerate(zip(chosen_for, tokens, strict=True)):
             state = self._owner.get(group)
             if state is None:
                 continue  # another sample of the same request has failed in this step
-            if isinstance(token, RequestError):
-                self.fail(state, token)
+            outcome = masks.errors.get(row, token)
+            if isinstance(outcome, RequestError):
+                self.fail(state, outcome)
+                continue
+            try:
+                self._append(state, group, sequence, outcome)
+            except RequestError as error:
+                self.fail(state, error)
             else:
-                self._append(state, group, sequence, token)
                 self._tell(state, sequence, interval)
 
     def _append(self, state: RequestState, group: SequenceGroup, sequence: Sequence, token_id: int) -> None:
         group.first_token_ns = group.first_token_ns or time.monotonic_ns()
-        decision = decide(sequence, token_id, self.config.max_seq_len)
-        if decision.append:
-            sequence.token_ids.append(token_id)
-            self._generated_tokens += 1
-            if sequence.mask is not None:
-                sequence.mask.accept(token_id)
+        length = len(sequence.token_ids)
+        decision = take(sequence, token_id, self.config.max_seq_len)
+        if decision.finish_reason is None and may_fast_forward(sequence, self.config):
+            decision = take_forced(sequence, self.config.max_seq_len) or decision
+        self._generated_tokens += len(sequence.token_ids) - length
+        if decision.finish_reason is not None and sequence.num_unscored_tokens:
+            sequence.pending_end, decision = decision, StopDecision(append=True)
+        self._conclude(state, group, sequence, decision)
+
+    def _conclude(self, state: RequestState, group: SequenceGroup, sequence: Sequence, decision: StopDecision) -> None:
+        """End a sequence, if it was decided so."""
         sequence.text_cut = decision.text_cut
         sequence.finish_reason = decision.finish_reason
         if decision.finish_reason is not None:
@@ -232,6 +280,7 @@ class EngineCore:
             if self._owner.pop(group, None) is not None:
                 self.scheduler.finish(group)
         self.states.pop(id(state), None)
+        self.mask_queue.remove(state)
 
     def publish(self) -> None:
         """Hand the events of the last step over; the next one is computed meanwhile."""
@@ -245,24 +294,7 @@ class EngineCore:
         self.stats = engine_stats(self.scheduler, self.blocks, batch, self._iteration, self._generated_tokens)
 
 
-def _num_logits(sequence: Sequence) -> int:
-    """Rows of logits that the scheduled tokens of a sequence give: the last one, or all for context logits."""
-    whole_prompt = sequence.request.return_context_logits and sequence.num_output_tokens == 0
-    return sequence.num_scheduled_tokens if whole_prompt else 1
-
-
 def _step_input(sequence: Sequence) -> StepInput:
     start = sequence.num_computed_tokens
     tokens = sequence.token_ids[start : start + sequence.num_scheduled_tokens]
-    return StepInput(tokens, start, sequence.block_table, _num_logits(sequence))
-
-
-def _bitmasks(sequences: list[Sequence], vocab_size: int) -> np.ndarray | None:
-    """Allowed tokens of every row, None when nothing is constrained."""
-    if all(s.mask is None for s in sequences):
-        return None
-    bitmasks = np.full([len(sequences), -(-vocab_size // 32)], -1, np.int32)
-    for row, sequence in zip(bitmasks, sequences, strict=True):
-        if sequence.mask is not None:
-            sequence.mask.fill(row)
-    return bitmasks
+    return StepInput(tokens, start, sequence.block_table, num_logits(sequence))

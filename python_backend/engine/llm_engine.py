@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING
 from python_backend.engine.admission import admit
 from python_backend.engine.engine_core import EngineCore
 from python_backend.engine.scheduler import Batch
-from python_backend.errors import EngineFailure, Overloaded
+from python_backend.errors import EngineFailure, Overloaded, RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from python_backend.engine.config import EngineConfig
+    from python_backend.engine.masks import FutureMask
     from python_backend.engine.output import EngineStats, RequestOutput
-    from python_backend.engine.protocols import TextStop, TokenMask
+    from python_backend.engine.protocols import TextStop
     from python_backend.engine.request_state import RequestState
     from python_backend.request import GenerationRequest
 
@@ -34,7 +35,6 @@ class LLMEngine:
         config: EngineConfig,
         on_outputs: Callable[[list[RequestOutput]], None],
         make_text_stop: Callable[[GenerationRequest], TextStop] | None = None,
-        make_mask: Callable[[GenerationRequest], TokenMask] | None = None,
     ) -> None:
         """Compile the model and run it once.
 
@@ -42,13 +42,12 @@ class LLMEngine:
             checkpoint_dir: Hugging Face layout, plain or FP8.
             on_outputs: gets the events of a step, on the engine's thread while the next step is computed.
             make_text_stop: for requests with stop_texts.
-            make_mask: for requests with a guide.
         """
         self.config = config
-        self.core = EngineCore(checkpoint_dir, config, on_outputs, make_text_stop, make_mask)
+        self.core = EngineCore(checkpoint_dir, config, on_outputs, make_text_stop)
         self.vocab_size = self.core.vocab_size
         self._wake = threading.Condition()
-        self._arrived: deque[RequestState] = deque()
+        self._arrived: deque[tuple[RequestState, FutureMask | None]] = deque()
         self._cancelled: set[str] = set()
         self._stopping = False
         self.failure: BaseException | None = None  # set: the engine is dead and refuses everything
@@ -66,15 +65,21 @@ class LLMEngine:
         if self._thread.is_alive():
             self._thread.join()
 
-    def submit(self, request: GenerationRequest) -> None:
+    def submit(self, request: GenerationRequest, masks: FutureMask | None = None) -> None:
         """Take a request, from any thread.
 
+        Args:
+            request: the request.
+            masks: of a request with a guide; it runs once they are there, and may be cancelled before.
+
         Raises:
-            InvalidRequest: it does not fit the model or a limit.
+            InvalidRequest: it does not fit the model or a limit, or its guide is known to be refused.
             Overloaded: max_queue_size requests wait already, or the engine is being stopped.
             EngineFailure: the engine is dead.
         """
         admit(request, self.config, self.core.blocks, self.vocab_size)
+        if masks is not None and masks.done() and isinstance(masks.exception(), RequestError):
+            raise masks.exception() or AssertionError
         state = self.core.open(request)
         with self._wake:
             if self.failure is not None:
@@ -82,15 +87,18 @@ class LLMEngine:
             if self._stopping:
                 raise Overloaded("The server is shutting down; send the request to another one.")
             limit = self.config.max_queue_size
-            if limit and len(self._arrived) + len(self.core.scheduler.waiting) >= limit:
+            waiting = len(self._arrived) + len(self.core.scheduler.waiting) + len(self.core.mask_queue)
+            if limit and waiting >= limit:
                 raise Overloaded(f"Maximum queue size of {limit} has been reached, please try again later")
-            self._arrived.append(state)
+            self._arrived.append((state, masks))
             self._wake.notify()
+        if masks is not None:
+            masks.add_done_callback(lambda _: self._notify())
 
     def cancel(self, request_id: str) -> bool:
         """End all requests of that id as `cancelled`, from any thread; False when there is none."""
         with self._wake:
-            known = any(s.request.request_id == request_id for s in [*self._arrived, *self.core.states.values()])
+            known = any(s.request.request_id == request_id for s in self._all_states())
             if known:
                 self._cancelled.add(request_id)
                 self._wake.notify()
@@ -100,17 +108,24 @@ class LLMEngine:
         """The state after the last step."""
         return self.core.stats
 
+    def _all_states(self) -> list[RequestState]:
+        return [*self.core.states.values(), *(state for state, _ in self._arrived)]
+
+    def _notify(self) -> None:
+        with self._wake:
+            self._wake.notify()
+
     def _run(self) -> None:
         try:
             while self._collect():
                 self.core.step()
         except BaseException as failure:  # the thread's last words: without it every request would hang
             self.failure = failure
-            for state in [*self.core.states.values(), *self._arrived]:
+            for state in self._all_states():
                 self.core.fail(state, EngineFailure(f"The engine has failed: {failure}"))
             self.core.publish()
             raise
-        for state in [*self.core.states.values(), *self._arrived]:
+        for state in self._all_states():
             self.core.end(state, "cancelled")
         self.core.publish()
         self.core.update_stats(Batch())
@@ -120,10 +135,11 @@ class LLMEngine:
         with self._wake:
             while not (self._arrived or self._cancelled or self._stopping or self.core.has_work):
                 self.core.update_stats(Batch())
-                self._wake.wait()
+                self._wake.wait(self.core.mask_queue.seconds_left())
             arrived, self._arrived = self._arrived, deque()
             cancelled, self._cancelled = self._cancelled, set()
-            for state in arrived:
-                self.core.add(state)
+            for state, masks in arrived:
+                self.core.add(state, masks)
         self.core.end_early(cancelled)
+        self.core.admit_masked()
         return not self._stopping

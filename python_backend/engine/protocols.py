@@ -27,7 +27,22 @@ class TokenMask(Protocol):
     """Says which tokens may come next (constrained decoding)."""
 
     def fill(self, bitmask: np.ndarray) -> None:
-        """Write the allowed tokens, one bit each, into int32 [ceil(vocab / 32)]."""
+        """Write the allowed tokens, one bit each, into int32 [ceil(vocab / 32)].
+
+        Raises:
+            RequestError: what is allowed cannot be found out; the request ends.
+        """
 
     def accept(self, token_id: int) -> None:
-        """Take the token that was chosen."""
+        """Take the token that was chosen.
+
+        Raises:
+            RequestError: it is not allowed.
+        """
+
+    def forced_tokens(self) -> list[int]:
+        """Tokens that must come next, whatever is chosen; `accept` has to follow for each that is taken."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the text is complete and nothing can follow."""

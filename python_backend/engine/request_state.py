@@ -32,7 +32,7 @@ class RequestState:
         finished = sequence.finish_reason is not None
         if not finished and not self.request.streaming:
             return None
-        upto = sequence.num_output_tokens
+        upto = sequence.num_output_tokens - sequence.num_unscored_tokens
         if not finished and sequence.text_stop is not None and self.request.exclude_stop_words:
             upto -= sequence.text_stop.held_tokens()
         sent = sequence.num_output_tokens_sent

@@ -119,6 +119,21 @@ class Sampler:
             results.append(self._sample_row(logits[row], sequence, state, bitmask))
         return results
 
+    def score(self, row: NDArray[np.float32], token_id: int, sequence: Sequence) -> RequestError | None:
+        """Keep the log-probabilities of a token that was not chosen but forced; the error of unsound logits.
+
+        Args:
+            row: raw logits of its place, float32 [vocab], contiguous.
+            token_id: the token that stands there.
+            sequence: that it belongs to.
+        """
+        maximum = row.max()
+        if not np.isfinite(maximum):
+            return not_finite()
+        if self._state(sequence).wants_log_probs:
+            self._record(row, maximum, token_id, sequence)
+        return None
+
     def _state(self, sequence: Sequence) -> SamplerState:
         if sequence.sampler_state is None:
             self.open(sequence)

@@ -66,6 +66,16 @@ class Batch:
         for scheduled in self.groups:
             yield from (s for s in scheduled.group.sequences if s.num_scheduled_tokens)
 
+    def to_choose(self) -> list[tuple[SequenceGroup, Sequence]]:
+        """Those that get a token of their own choice after this step, in the same order; beams choose elsewhere."""
+        return [
+            (scheduled.group, sequence)
+            for scheduled in self.groups
+            if scheduled.samples and scheduled.group.beams is None
+            for sequence in scheduled.group.sequences
+            if sequence.num_scheduled_tokens and sequence.pending_end is None
+        ]
+
 
 class Scheduler:
     """Holds the waiting and the running groups."""

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from python_backend.engine.protocols import TextStop, TokenMask
+    from python_backend.engine.stopping import StopDecision
     from python_backend.request import FinishReason, GenerationRequest
 
 
@@ -34,6 +35,8 @@ class Sequence:
     top_log_probs: list[Any] = field(default_factory=list)  # when asked for; sampler
     generation_logits: list[np.ndarray] = field(default_factory=list)  # when asked for; engine
     sampler_state: Any = None  # sampler
+    num_unscored_tokens: int = 0  # forced tokens at the end whose log-probs the next step gives; engine
+    pending_end: StopDecision | None = None  # how it ends once its forced tokens are scored; engine
     text_stop: TextStop | None = None
     mask: TokenMask | None = None
 

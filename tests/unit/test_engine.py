@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -300,9 +301,14 @@ def test_a_mask_confines_the_output():
         def accept(self, token_id):
             assert token_id % 2 == 0
 
-    with running_engine() as driver:
-        driver.engine.core.make_mask = lambda request: Even()
-        from python_backend.request import Guide
+        def forced_tokens(self):
+            return []
 
-        answer = driver.run(make_request("r", [5, 6], end_ids=(), guide=Guide("json")))["r"]
+        finished = False
+
+    masks = Future()
+    masks.set_result(Even)
+    with running_engine() as driver:
+        driver.engine.submit(make_request("r", [5, 6], end_ids=()), masks)
+        answer = driver.collect(1)["r"]
     assert all(t % 2 == 0 for t in answer.tokens[0])
