@@ -14,7 +14,7 @@ from python_backend.errors import BuildError, EnvironmentFault
 
 _ROOT = Path(__file__).resolve().parent.parent
 _DEFAULT_SPEC = _ROOT / "build_engines" / "specs" / "smollm2-135m.yaml"
-_DISK_ERRORS = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up", errno.EROFS: "read-only"}
+_REASONS = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up"}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -29,9 +29,7 @@ def main(argv: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 3
     except OSError as error:
-        if error.errno not in _DISK_ERRORS:
-            raise
-        reason = _DISK_ERRORS[error.errno]
+        reason = _REASONS.get(error.errno or 0, error.strerror)
         print(f"{error.filename or 'build'}: {reason}; nothing half-written was kept.", file=sys.stderr)
         return 3
     except KeyboardInterrupt:

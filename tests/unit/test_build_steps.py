@@ -272,6 +272,9 @@ def test_what_the_machine_lacks_exits_with_3(
     monkeypatch.setattr("build_engines.sources.gguf.write_checkpoint", full)
     assert build(spec) == 3
     assert "weights: the disk is full; nothing half-written was kept." in capsys.readouterr().err
+    (spec.parent / "file").write_text("")
+    assert cli.main(["build", "--spec", str(spec), "--engines-dir", str(spec.parent / "file")]) == 3
+    assert "file/tiny: Not a directory; nothing half-written was kept." in capsys.readouterr().err
     assert not (spec.parent / "engines" / "tiny" / "checkpoint").exists()
 
 
