@@ -86,6 +86,7 @@ _SAME_NAME = (
     "guided_decoding_guide_type",
     "guided_decoding_guide",
     "guided_decoding_strict",
+    "guided_decoding_whitespace",
     "stop_words",
     "exclude_stop_words_in_output",
     "timeout_ms",

@@ -108,6 +108,11 @@ class LLMEngine:
         """The state after the last step."""
         return self.core.stats
 
+    def take_mask_times(self) -> list[float]:
+        """Seconds of each mask filled since the last call (the last few thousand at most)."""
+        times = self.core.masks.times_s
+        return [times.popleft() for _ in range(len(times))]
+
     def _all_states(self) -> list[RequestState]:
         return [*self.core.states.values(), *(state for state, _ in self._arrived)]
 

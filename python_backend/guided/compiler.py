@@ -81,6 +81,7 @@ class GuideCompiler:
         self._cache: GuideCache[ReadyGuide | RequestError] = GuideCache(
             self._limits.cache_entries, self._limits.cache_bytes
         )
+        self._stopping = False
         self._lock = threading.Lock()
         self._pending: dict[str, Future[ReadyGuide]] = {}
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -99,8 +100,12 @@ class GuideCompiler:
         """End the workers; what is being compiled is given up."""
         for _ in self._threads:
             self._jobs.put(None)
+        self._stopping = True
+        for worker in self._workers:
+            worker.kill()
         for thread in self._threads:
-            thread.join(timeout=self._limits.compile_wall_s)
+            if thread.is_alive():
+                thread.join(timeout=self._limits.compile_wall_s)
         with self._lock:
             pending, self._pending = list(self._pending.values()), {}
         for future in pending:
@@ -150,7 +155,7 @@ class GuideCompiler:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         worker.start()
         try:
-            while (job := self._jobs.get()) is not None:
+            while (job := self._jobs.get()) is not None and not self._stopping:
                 self._work(worker, job)
         finally:
             worker.stop()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import llguidance
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from python_backend.errors import EngineFailure, InvalidRequest, LimitExceeded, Unsupported
+from python_backend.errors import BuildError, EngineFailure, InvalidRequest, LimitExceeded, Unsupported
 from python_backend.guided.backend import Grammar
 from python_backend.guided.formats import DATE, DATE_TIME, TIME
 from python_backend.guided.keywords import Support, audit
@@ -98,11 +98,17 @@ class LLGuidanceBackend:
             tokenizer_json: text of tokenizer.json.
             vocab_size: width of the logits; may be more than the tokenizer has.
             end_ids: tokens that are never text.
+
+        Raises:
+            BuildError: the library cannot use this tokenizer, or the model has fewer tokens.
         """
         self._tokenizer_end_ids = end_ids or (vocab_size - 1,)
-        self._tokenizer = llguidance.LLTokenizer(
-            tokenizer_json, n_vocab=vocab_size, eos_token=list(self._tokenizer_end_ids)
-        )
+        try:
+            self._tokenizer = llguidance.LLTokenizer(
+                tokenizer_json, n_vocab=vocab_size, eos_token=list(self._tokenizer_end_ids)
+            )
+        except Exception as error:  # the library raises whatever fits
+            raise BuildError(f"llguidance cannot use the tokenizer: {error}") from error
 
     def grammar(self, guide: CheckedGuide) -> Grammar:
         """Translate a guide.

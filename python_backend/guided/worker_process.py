@@ -62,6 +62,12 @@ class WorkerProcess:
         self._fresh = True
         self._send({**dataclasses.asdict(self._settings), "limits": dataclasses.asdict(self._limits)})
 
+    def kill(self) -> None:
+        """End the process from another thread; whoever waits for it is told so."""
+        process = self._process
+        if process is not None:
+            process.kill()
+
     def stop(self) -> None:
         """End the process."""
         process, self._process = self._process, None

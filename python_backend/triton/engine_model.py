@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import triton_python_backend_utils as pb_utils
 
 from python_backend.engine.llm_engine import LLMEngine
-from python_backend.errors import InvalidRequest, Overloaded, StackError
+from python_backend.errors import BuildError, InvalidRequest, Overloaded, StackError, Unsupported
 from python_backend.telemetry.gauges import EngineMetrics
 from python_backend.telemetry.poller import Poller
 from python_backend.telemetry.requests import RequestMetrics, RequestRecord
@@ -26,6 +26,7 @@ from python_backend.text.tokenizer import Tokenizer
 from python_backend.triton import pb
 from python_backend.triton.cancel import CancelWatcher, ShutdownWatcher
 from python_backend.triton.deliver import Deliverer
+from python_backend.triton.guides import GuideService
 from python_backend.triton.inflight import Answer, InFlight, Part
 from python_backend.triton.limits import ServingLimits
 from python_backend.triton.parameters import parameters_of
@@ -73,6 +74,8 @@ class TritonPythonModel:
         self._deliverer.stop()
         self._watcher.stop()
         self._poller.stop()
+        if self._guides is not None:
+            self._guides.stop()
 
     def _set_up(self, args: Mapping[str, str]) -> None:
         settings = read_settings(json.loads(args["model_config"]))
@@ -89,6 +92,7 @@ class TritonPythonModel:
         self._limits = ServingLimits.of(
             settings.engine, self._engine.vocab_size, settings.decoupled, settings.exclude_input_in_output
         )
+        self._guides = self._make_guides(settings)
         self._watcher = CancelWatcher(settings.cancellation_check_period_s, self._cancel_answer)
         self._set_up_metrics(settings, {"model": args["model_name"], "version": args["model_version"]})
         self._deliverer.start()
@@ -101,7 +105,18 @@ class TritonPythonModel:
         family = pb_utils.MetricFamily
         self._request_metrics = RequestMetrics(family, labels)
         self._engine_metrics = EngineMetrics(family, labels, settings.engine.batching_strategy == "V1")
+        if self._guides is not None:
+            self._guides.start(family, labels, settings.warm_up)
         self._poller = Poller("metrics", settings.stats_check_period_s, self._poll)
+
+    def _make_guides(self, settings: ModelSettings) -> GuideService | None:
+        if settings.guides is None:
+            return None
+        try:
+            return GuideService(self._tokenizer, settings.tokenizer_dir, self._engine.vocab_size, settings.guides)
+        except BuildError as error:
+            _log.warning("Requests with a guide are refused: %s", error)
+            return None
 
     def _accept(self, request: Any) -> None:
         """Submit one Triton request, or answer it at once; nothing it holds can harm another one."""
@@ -131,12 +146,23 @@ class TritonPythonModel:
         self._watcher.watch(answer, sender)
         try:
             for prompt in prompts:
-                self._engine.submit(prompt)
+                self._start(prompt)
         except StackError:
             self._watcher.forget(answer)
             for engine_id in self._in_flight.drop(answer):
                 self._engine.cancel(engine_id)
             raise
+
+    def _start(self, prompt: GenerationRequest) -> None:
+        if prompt.guide is None:
+            self._engine.submit(prompt)
+        elif self._guides is not None:
+            self._engine.submit(prompt, self._guides.masks(prompt))
+        else:
+            raise Unsupported(
+                "Request is specified with GuidedDecodingParams, but GuidedDecoder is not setup. Please provide a "
+                "valid GuidedDecodingConfig to setup GuidedDecoder."
+            )
 
     def _stop(self, triton_id: str) -> None:
         """Cancel whatever runs under a Triton request id; an id that nothing has is no error."""
@@ -165,6 +191,8 @@ class TritonPythonModel:
 
     def _part_ended(self, event: RequestOutput, part: Part) -> None:
         perf, request = event.perf, part.request
+        if event.error is not None and request.guide is not None and self._guides is not None:
+            self._guides.forget(request.guide)
         self._request_metrics.ended(
             RequestRecord(
                 input_tokens=len(request.prompt_ids),
@@ -181,6 +209,8 @@ class TritonPythonModel:
 
     def _poll(self) -> None:
         self._engine_metrics.update(self._engine.stats())
+        if self._guides is not None:
+            self._guides.update(self._engine.take_mask_times())
         if self._engine.failure is not None and not self._closing:
             self._give_up(self._engine.failure)
 

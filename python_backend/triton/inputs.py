@@ -51,7 +51,10 @@ HONOURED: dict[str, str] = {
     "stop": "cancels the requests in flight with this request id",
     "streaming": "one response for every step with new tokens; needs a decoupled model",
     "prompt_table_extra_ids": "only zeros, which preprocessing sends for prompts without a prompt table",
-    "guided_decoding_strict": "true or false; has a meaning beside guided_decoding_guide_type only",
+    "guided_decoding_guide_type": "json, json_schema, regex, ebnf_grammar, choice or structural_tag; beam_width 1 only",
+    "guided_decoding_guide": "the structure, as docs/guided.md has it; none for json",
+    "guided_decoding_strict": "true: refuse what cannot be enforced; false: say so in `warnings`",
+    "guided_decoding_whitespace": "between the parts of JSON: single (default), compact or free",
     "end_ids": "every token that ends the sequence; -1 entries are skipped",
     "stop_words": "as text: matched across token borders, what follows is cut exactly",
     "exclude_stop_words_in_output": "cuts the stop word as well",
@@ -94,11 +97,6 @@ REFUSED: dict[str, str] = {
     "lora_task_id": _LORA,
     "lora_weights": _LORA,
     "lora_config": _LORA,
-    "guided_decoding_guide_type": (
-        "Request is specified with GuidedDecodingParams, but GuidedDecoder is not setup. Please provide a valid "
-        "GuidedDecodingConfig to setup GuidedDecoder."
-    ),
-    "guided_decoding_guide": "structured output is not served by this deployment",
     "top_logprobs": "alternatives per token are not served by this deployment; return_log_probs is for chosen ones",
 }
 

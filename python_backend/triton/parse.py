@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from python_backend.errors import InvalidRequest, LimitExceeded, Unsupported, out_of_range
-from python_backend.request import GenerationRequest, SamplingParams
+from python_backend.guided.guide import check_kind
+from python_backend.request import GenerationRequest, Guide, SamplingParams
 from python_backend.text.words import MAX_WORDS, clean_words, unpack_words
 from python_backend.triton.fields import Fields
 from python_backend.triton.inputs import check_retention, refuse_unserved
@@ -98,11 +99,29 @@ def _parse_row(fields: Fields, row: int, limits: ServingLimits, timeout_us: int,
         return_perf_metrics=flag("return_perf_metrics"),
         return_num_input_tokens=flag("return_num_input_tokens"),
         return_num_output_tokens=flag("return_num_output_tokens"),
+        guide=_guide(fields, row, sampling),
         batch_index=row,
         batch_size=fields.batch_size,
         deadline_s=_deadline(fields.scalar("timeout_ms", row, 0), timeout_us),
         warnings=warnings,
     )
+
+
+def _guide(fields: Fields, row: int, sampling: SamplingParams) -> Guide | None:
+    kind, text = (fields.texts(f"guided_decoding_{name}", row) for name in ("guide_type", "guide"))
+    if not kind:
+        if text:
+            raise InvalidRequest("guided_decoding_guide was sent without guided_decoding_guide_type; send both.")
+        return None
+    check_kind(kind[0])
+    if sampling.beam_width > 1:
+        raise Unsupported(
+            f"beam_width is {sampling.beam_width}; a request with guided_decoding_guide_type is served with 1 only. "
+            "Ask for samples with num_return_sequences."
+        )
+    whitespace = fields.texts("guided_decoding_whitespace", row) or ["single"]
+    strict = bool(fields.scalar("guided_decoding_strict", row, True))
+    return Guide(kind[0], text[0] if text else "", strict, whitespace[0])
 
 
 def _batch_size(tensors: Mapping[str, NDArray[Any]]) -> int:

@@ -35,12 +35,12 @@ class Responder:
         clean_start: gives of the tokens sent before those that detokenization needs again.
     """
 
-    __slots__ = ("_every", "_first", "_last", "_opened", "_perf", "_request")
+    __slots__ = ("_every", "_last", "_opened", "_perf", "_request", "_wanted")
 
     def __init__(self, request: GenerationRequest, wanted: Collection[str], clean_start: CleanStart) -> None:
         self._request = request
         self._every = _pick(self._plan_every(clean_start), wanted)
-        self._first = _pick(self._plan_first(), wanted)
+        self._wanted = wanted
         self._last = _pick([("finish_reason", _finish_reason), ("text_cut", _text_cut)], wanted)
         self._perf = _pick(_PERF, wanted) if request.return_perf_metrics else []
         self._opened = False
@@ -54,7 +54,8 @@ class Responder:
         arrays = [(name, write(event)) for name, write in self._every]
         if not self._opened:
             self._opened = True
-            arrays += [(name, write(event)) for name, write in self._first]
+            # Not before now: a guide may have been compiled, and spoken of, after the request came.
+            arrays += [(name, write(event)) for name, write in _pick(self._plan_first(), self._wanted)]
             if event.context_logits is not None and self._request.return_context_logits:
                 arrays.append(("context_logits", event.context_logits[None]))
         if ended:

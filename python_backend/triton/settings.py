@@ -16,6 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from python_backend.contract import model_contract
 from python_backend.engine.config import EngineConfig
 from python_backend.errors import BuildError
+from python_backend.guided.limits import GuideLimits
+from python_backend.request import Guide
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,7 +54,6 @@ WITHOUT_EFFECT = frozenset(
 REFUSED: dict[str, str] = {
     "cross_kv_cache_fraction": "only decoder-only models are served here",
     "encoder_model_path": "only decoder-only models are served here",
-    "guided_decoding_backend": "structured output is not served by this deployment",
     "lookahead_ngram_size": "lookahead decoding is not served on a CPU",
     "lookahead_verification_set_size": "lookahead decoding is not served on a CPU",
     "lookahead_window_size": "lookahead decoding is not served on a CPU",
@@ -92,7 +93,28 @@ class ModelParameters(BaseModel):
     decoding_mode: Literal["auto", "top_k", "top_p", "top_k_top_p", "beam_search"] | None = Field(
         default=None, description="any of these: each request decides by its own inputs"
     )
+    guided_decoding_backend: Literal["llguidance", "none"] = Field(
+        default="llguidance", description="llguidance, or none: requests with a guide are refused"
+    )
     tokenizer_dir: Path | None = Field(default=None, description="default: the one that the engine was built with")
+
+
+class WarmGuide(BaseModel):
+    """A guide to compile before the first request asks for it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    type: str
+    guide: str = ""
+
+
+class GuidedFile(BaseModel):
+    """Section `guided` of engine/config.json."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    cache_entries: int = GuideLimits().cache_entries
+    warm_up: list[WarmGuide] = []
 
 
 class EngineFile(BaseModel):
@@ -106,6 +128,7 @@ class EngineFile(BaseModel):
     checkpoint_dir: str
     tokenizer_dir: str
     end_ids: list[int] = []
+    guided: GuidedFile = GuidedFile()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +143,8 @@ class ModelSettings:
     cancellation_check_period_s: float
     stats_check_period_s: float
     notes: tuple[str, ...]  # for the log
+    guides: GuideLimits | None = None  # None: requests with a guide are refused
+    warm_up: tuple[Guide, ...] = ()
 
 
 def read_settings(model_config: Mapping[str, Any]) -> ModelSettings:
@@ -141,6 +166,8 @@ def read_settings(model_config: Mapping[str, Any]) -> ModelSettings:
         exclude_input_in_output=parameters.exclude_input_in_output,
         cancellation_check_period_s=parameters.cancellation_check_period_ms / 1e3,
         stats_check_period_s=parameters.stats_check_period_ms / 1e3,
+        guides=None if parameters.guided_decoding_backend == "none" else _guide_limits(engine_file),
+        warm_up=tuple(Guide(entry.type, entry.guide) for entry in engine_file.guided.warm_up),
         notes=tuple(f"Parameter {key} has no meaning on a CPU; {given[key]!r} changes nothing." for key in without),
     )
 
@@ -212,6 +239,10 @@ def _engine_config(file: EngineFile, parameters: ModelParameters, model_config: 
     if queue_size is not None:
         changes["max_queue_size"] = queue_size
     return dataclasses.replace(built, **changes)
+
+
+def _guide_limits(file: EngineFile) -> GuideLimits:
+    return GuideLimits(cache_entries=file.guided.cache_entries)
 
 
 def _at_most(key: str, value: int, built: int) -> None:

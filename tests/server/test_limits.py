@@ -82,9 +82,9 @@ REFUSED = {
         "stop_words is not valid UTF-8: byte 0xff at offset 0",
     ),
     "an adapter": (one("lora_task_id", np.array([[1]], np.uint64)), "Input lora_task_id is not supported"),
-    "a guide": (
-        one("guided_decoding_guide_type", [["json"]]),
-        "Request is specified with GuidedDecodingParams, but GuidedDecoder is not setup.",
+    "a kind of guide that does not exist": (
+        one("guided_decoding_guide_type", [["yaml"]]),
+        "guided_decoding_guide_type is 'yaml'; allowed: json, json_schema, regex",
     ),
     "draft tokens": (one("draft_input_ids", [[1, 2]]), "Input draft_input_ids is not supported"),
     "a shape Triton refuses": (one("temperature", [[0.5, 0.5]]), "unexpected shape for input 'temperature'"),

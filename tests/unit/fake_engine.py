@@ -67,6 +67,9 @@ class FakeEngine:
     def stats(self) -> EngineStats:
         return EngineStats(active_requests=len(self._running), kv_blocks_max=10, kv_blocks_used=len(self._running))
 
+    def take_mask_times(self) -> list[float]:
+        return []
+
     def step(self) -> None:
         """One token for everything that runs."""
         with self._lock:

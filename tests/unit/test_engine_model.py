@@ -36,7 +36,8 @@ class Served:
         config = {"version": "0", "target": "cpu", "build_config": build, "checkpoint_dir": "../checkpoint"}
         (engine_dir / "config.json").write_text(json.dumps({**config, "tokenizer_dir": "../tokenizer"}))
         write_tokenizer_dir(directory / "tokenizer", "byte_level")
-        values = {"gpt_model_path": str(engine_dir), "gpt_model_type": "inflight_fused_batching", **parameters}
+        values = {"gpt_model_path": str(engine_dir), "gpt_model_type": "inflight_fused_batching"}
+        values |= {"guided_decoding_backend": "none", **parameters}
         self.model = engine_model.TritonPythonModel()
         self.model.initialize(
             {
