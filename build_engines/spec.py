@@ -74,6 +74,9 @@ class Limits(Section):
     stream_interval: CountOrZero = Field(
         default=0, description="tokens in a streamed response; 0 = one for each 16 sequences that run"
     )
+    enable_fast_forward: Flag = Field(
+        default=True, description="take tokens that a constraint leaves no choice about without a step of their own"
+    )
     num_threads: CountOrZero = Field(default=0, description="threads of one step; 0 = decided by the library")
 
 
