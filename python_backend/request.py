@@ -80,12 +80,6 @@ class SamplingParams:
         return self.temperature is None or (self.temperature == 1.0 and self.seed is None)
 
 
-    @property
-    def reproducible(self) -> bool:
-        """Whether the answer has to come out the same again: sampled, with a seed."""
-        return self.seed is not None and not self.greedy
-
-
 @dataclass(frozen=True, slots=True)
 class Guide:
     """A structure that the answer must satisfy (guided_decoding_guide_type and guided_decoding_guide)."""

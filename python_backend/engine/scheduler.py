@@ -157,10 +157,10 @@ class Scheduler:
     def _plan(self, group: SequenceGroup, budget: int) -> list[tuple[Sequence, int]]:
         """How many tokens of each sequence to compute; empty when nothing can be done now."""
         pending = [s for s in group.sequences if s.finish_reason is None]
-        last_alone = group.beams is not None or group.request.sampling.reproducible
+        # Kernels round differently for one token and for many. Were the last token of a prompt computed with the rest,
+        # an answer would depend on how much of the prompt was cached. Beams, too, choose their tokens together.
+        last_alone = group.beams is not None or group.in_context_phase or group.preempted
         if last_alone and any(s.num_uncomputed_tokens > 1 for s in pending):
-            # Beams choose their tokens together: bring all of them to their last token first. A seeded draw must not
-            # depend on how much of the prompt was cached: kernels round differently for one token and for many.
             wanted = [(s, s.num_uncomputed_tokens - 1) for s in pending]
         else:
             wanted = [(s, s.num_uncomputed_tokens) for s in pending]

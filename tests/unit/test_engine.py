@@ -65,6 +65,14 @@ def test_prefix_reuse_changes_no_token_and_is_reported():
     assert salted.events[0].perf.reused_blocks == 0
 
 
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "top_p": 1.0, "seed": 3}], ids=["greedy", "seeded"])
+def test_in_the_fast_precision_too_an_answer_repeats_whether_its_prompt_was_cached_or_not(options):
+    with running_engine(precision="fast", max_seq_len=300) as driver:
+        for prompt in prompts(6, seed=8):
+            cold, warm = (driver.run(make_request("r", prompt, max_tokens=60, **options))["r"] for _ in "12")
+            assert cold.tokens == warm.tokens
+
+
 def test_a_prompt_seen_before_reuses_four_blocks_and_computes_one():
     """The figures of upstream's own check: a prompt of 110 tokens, 50 tokens out, blocks of 32."""
     prompt = np.random.default_rng(1).integers(3, 300, 110).tolist()

@@ -52,7 +52,8 @@ def compute(scheduler: Scheduler, batch: Batch) -> list[SequenceGroup]:
 def test_a_long_prompt_is_cut_into_chunks_and_decoding_goes_on_meanwhile():
     scheduler = make_scheduler()
     short = add(scheduler, 4, max_tokens=8, first_token=1)
-    compute(scheduler, scheduler.schedule())
+    for _ in "12":  # the prompt, then its last token
+        compute(scheduler, scheduler.schedule())
     add(scheduler, 40, first_token=2)
     for _ in range(3):
         batch = scheduler.schedule()
@@ -60,6 +61,19 @@ def test_a_long_prompt_is_cut_into_chunks_and_decoding_goes_on_meanwhile():
         assert sum(s.num_scheduled_tokens for s in batch.sequences()) <= 16
         compute(scheduler, batch)
     assert short.sequences[0].num_output_tokens == 4
+
+
+def test_the_last_token_of_a_prompt_is_a_step_of_its_own_however_much_was_cached():
+    scheduler = make_scheduler()
+    for first_tokens in (9, 1):  # nothing cached, then all but the last token
+        add(scheduler, 10, max_tokens=1, first_token=7)
+        counts = []
+        while scheduler.has_work:
+            batch = scheduler.schedule()
+            counts.append([s.num_scheduled_tokens for s in batch.sequences()])
+            compute(scheduler, batch)
+        assert counts == [[first_tokens], [1]][: len(counts)]
+        assert counts[-1] == [1]
 
 
 def test_without_chunking_a_prompt_waits_for_a_step_that_takes_it_whole():
