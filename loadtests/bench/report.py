@@ -12,7 +12,7 @@ from rich.table import Table
 EXPLAINED = {
     "engine_vs_openvino_genai": "Our engine in process against OpenVINO GenAI's ContinuousBatchingPipeline, output "
     "tokens/s over the whole run, requests submitted at once, greedy, end ignored, every prompt new random tokens. The "
-    "peer loads the same GGUF file as it is and converted to Q8_0 and F16; the ratio is to its fastest.",
+    "peer loads the same GGUF file as it is (gguf) and converted to Q8_0 and F16; the ratio is to its fastest.",
     "server_vs_engine": "Streams through gRPC and the ensemble of `make serve`, one response per token, against the "
     "engine in process with the same prompts.",
     "inflight_vs_static": "A trace with 90 % of the answers 8 to 32 tokens long and 10 % 256, all submitted at once: "
@@ -85,7 +85,7 @@ def _figures(results: dict[str, Any], name: str, concurrent: str) -> str:
     if "ttft_s" in raw:
         return ", ".join(f"{state} {1000 * value:.0f} ms" for state, value in raw["ttft_s"].items())
     sides = raw[concurrent].items()
-    return "; ".join(f"{side} {found['tokens_per_s']:.0f} tokens/s" for side, found in sides)
+    return ", ".join(f"{side} {found['tokens_per_s']:.0f}" for side, found in sides) + " tokens/s"
 
 
 def _versions(packages: dict[str, str | None]) -> str:

@@ -131,10 +131,10 @@ def _peer_weights(bench: Bench) -> dict[str, Path]:
     bench.work_dir.mkdir(parents=True, exist_ok=True)
     stem = bench.gguf.stem.rpartition(".")[0]
     converted = {kind: convert(bench.gguf, bench.work_dir / f"{stem}.{kind}.gguf", kind) for kind in ("q8_0", "f16")}
-    return {"as it is": bench.gguf, **converted}
+    return {"gguf": bench.gguf, **converted}
 
 
 def _peer(bench: Bench, kind: str, weights: Path) -> LineDriver:
     bench.say(f"loading the peer, weights {kind}")
     command = [bench.peer_python, "-m", "loadtests.bench.peer_genai", "--model", str(weights)]
-    return LineDriver(f"openvino_genai, weights {kind}", command)
+    return LineDriver(f"genai {kind}", command)

@@ -124,7 +124,7 @@ def test_the_page_is_made_of_the_results(tmp_path: Path) -> None:
     (tmp_path / "latest.json").write_text(json.dumps(_results()))
     assert cli.main(["--render", "--out", str(tmp_path / "latest.json"), "--docs", str(tmp_path / "page.md")]) == 0
     page = (tmp_path / "page.md").read_text()
-    assert "| server_vs_engine | 8 | 0.80 | 0.9 | engine 100 tokens/s; server 100 tokens/s |" in page
+    assert "| server_vs_engine | 8 | 0.80 | 0.9 | engine 100, server 100 tokens/s |" in page
     assert "| prefix_reuse_ttft | all | 7.00 | 5 | cold 700 ms, warm 100 ms |" in page
     assert "From `make serve` to READY with everything built: 6.5 s." in page
     assert ".venv: 650 MB for serving" in page
