@@ -63,9 +63,10 @@ class GenerateRequest:
     early_stopping: bool | None = _tensor("BOOL")
     beam_search_diversity_rate: float | None = _tensor("FP32")
 
-    guided_decoding_guide_type: str | None = _tensor("BYTES")  # json, json_schema, regex, ebnf_grammar
+    guided_decoding_guide_type: str | None = _tensor("BYTES")  # json_schema, json, regex, ebnf_grammar, choice, …
     guided_decoding_guide: str | None = _tensor("BYTES")
-    guided_decoding_strict: bool | None = _tensor("BOOL")
+    guided_decoding_strict: bool | None = _tensor("BOOL")  # False: do without what cannot be enforced, and say so
+    guided_decoding_whitespace: str | None = _tensor("BYTES")  # of JSON: single, compact, free
     lora_name: str | None = _tensor("BYTES")
     lora_task_id: int | None = _tensor("UINT64")
     lora_weights: Any = field(default=None, metadata={"datatype": "FP16"})  # array [modules, elements]
