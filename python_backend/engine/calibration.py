@@ -13,7 +13,7 @@ import openvino.opset15 as ops
 
 from python_backend.engine.model import DecoderGraph, Storage
 from python_backend.engine.model_config import ModelConfig
-from python_backend.engine.runner import EXACT_OPTIONS, CompiledGraph, StepInput, control_inputs
+from python_backend.engine.runner import EXACT_OPTIONS, CompiledGraph, StepInput, compile_graph, control_inputs
 from python_backend.engine.weights import Int8Weights, Weights
 
 if TYPE_CHECKING:
@@ -82,7 +82,8 @@ class _Session:
     """One compiled graph that computes whole texts from position 0."""
 
     def __init__(self, graph: DecoderGraph, max_tokens: int) -> None:
-        self._compiled = CompiledGraph(graph, EXACT_OPTIONS, [], -(-max_tokens // BLOCK))
+        compiled = compile_graph(graph.build(), EXACT_OPTIONS)
+        self._compiled = CompiledGraph(graph, compiled, [], -(-max_tokens // BLOCK))
 
     def __call__(self, token_ids: list[int], num_logits: int = 1) -> list[np.ndarray]:
         table = list(range(-(-len(token_ids) // BLOCK)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -59,10 +60,14 @@ class ModelRunner:
         num_blocks = -(-config.kv_cache_tokens // config.tokens_per_block)
         self._caches: list[np.ndarray] = []
         self._compiled = []
-        for variant in VARIANTS[config.precision]:
-            graph = DecoderGraph(self.model_config, weights, variant.storage)
-            compiled = CompiledGraph(graph, _options(config), self._caches, num_blocks)
-            self._compiled.append((variant.max_tokens, compiled))
+        with ThreadPoolExecutor(1) as compiler:  # compiles one graph while the next one is built
+            jobs = []
+            for variant in VARIANTS[config.precision]:
+                graph = DecoderGraph(self.model_config, weights, variant.storage)
+                jobs.append((variant, graph, compiler.submit(compile_graph, graph.build(), _options(config))))
+            for variant, graph, job in jobs:
+                compiled = CompiledGraph(graph, job.result(), self._caches, num_blocks)
+                self._compiled.append((variant.max_tokens, compiled))
         self._running = self._compiled[-1][1]
         self.kv_bytes = sum(cache.nbytes for cache in self._caches)
 
@@ -95,9 +100,8 @@ class ModelRunner:
 class CompiledGraph:
     """One graph compiled for this CPU, reading and writing the caches it is given."""
 
-    def __init__(self, graph: DecoderGraph, options: dict[str, str], caches: list[np.ndarray], num_blocks: int) -> None:
-        """Compile; an empty `caches` is filled with new memory."""
-        compiled = ov.Core().compile_model(graph.build(), "CPU", options)
+    def __init__(self, graph: DecoderGraph, compiled: Any, caches: list[np.ndarray], num_blocks: int) -> None:
+        """`compiled` is what compile_graph made of `graph`; an empty `caches` is filled with new memory."""
         # Tensors do not own numpy memory, and the plugin packs weights only at the first inference: keep all of it.
         self._buffers = (graph.buffers, caches)
         self._request = compiled.create_infer_request()
@@ -125,6 +129,11 @@ class CompiledGraph:
     def outputs(self) -> list[np.ndarray]:
         """Every output of the inference that `wait` has seen end."""
         return [tensor.data for tensor in self._request.output_tensors]
+
+
+def compile_graph(model: ov.Model, options: dict[str, str]) -> Any:
+    """Compile for this CPU."""
+    return ov.Core().compile_model(model, "CPU", options)
 
 
 def _options(config: EngineConfig) -> dict[str, str]:
