@@ -82,11 +82,12 @@ def server_vs_engine(bench: Bench) -> Section:
 
 def inflight_vs_static(bench: Bench) -> Section:
     """A trace of short and long answers, batched in flight and batch by batch, on the same engine."""
-    static = engine_driver(bench.engine, "static", batching_strategy="V1")
-    with _closing([engine_driver(bench.engine, "inflight"), static]) as drivers:
+    inflight = engine_driver(bench.engine, "inflight", max_queue_size=0)
+    static = engine_driver(bench.engine, "static", max_queue_size=0, batching_strategy="V1")
+    with _closing([inflight, static]) as drivers:
         _warm_up(bench, drivers)
         batches = partial(bench.workload.mixed_lengths, bench.trace_requests, 32)
-        found = speeds(in_turns(drivers, batches, bench.rounds, bench.say))
+        found = speeds(in_turns(drivers, batches, math.ceil(bench.rounds / 2), bench.say))
     ratio = found["inflight"]["tokens_per_s"] / found["static"]["tokens_per_s"]
     return Section("inflight_vs_static", {"all": ratio}, {"all": found, "requests": bench.trace_requests})
 
