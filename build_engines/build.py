@@ -72,10 +72,8 @@ class Build:
                 ran.append(step.name)
         return Outcome(self.root, tuple(ran), tuple(skipped))
 
-    def _steps(self) -> list[Step]:
-        target = self._spec.deployment.target
-        if target != "cpu":
-            raise self._spec.error("target", f"is {target}; this version builds cpu. `plan` computes the others.")
+    def checkpoint_steps(self) -> list[Step]:
+        """The steps up to the weights that an engine is made from, for any target."""
         source = ModelSource.of(self._spec)
         checkpoint = _step(
             "checkpoint", self._source_inputs(source), lambda place: self._make_checkpoint(source, place)
@@ -84,6 +82,11 @@ class Build:
         if self._spec.wants_fp8:
             fp8 = _step("checkpoint-fp8", self._fp8_inputs(checkpoint), self._make_fp8)
             steps += [fp8, _step("quality", self._quality_inputs(fp8), self._make_quality)]
+        return steps
+
+    def _steps(self) -> list[Step]:
+        steps = self.checkpoint_steps()
+        checkpoint = steps[0]
         weights = steps[1] if self._spec.deployment.precision == "fp8" else checkpoint
         steps.append(_step("engine", self._engine_inputs(weights), lambda place: self._make_engine(weights, place)))
         steps.append(_step("model_repo", self._repository_inputs(), self._make_repository))

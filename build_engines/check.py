@@ -6,42 +6,85 @@ Knows nothing of specs; the contract and the files are all it looks at.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from google.protobuf.text_format import ParseError
 from tritonclient.grpc import model_config_pb2 as pb
 
+from build_engines.check_engine import check_engine
 from build_engines.check_ensemble import check_ensemble
+from build_engines.pbtxt_lines import lines_of
 from build_engines.repository import TEMPLATES
 from build_engines.templates import CONTRACT_OF, from_text
+from build_engines.trtllm.llmapi import llmapi_contract
 from python_backend.contract import TensorSpec, model_contract
 
 _PLACEHOLDER = re.compile(r"\$\{[^}]*\}")
+_PLACE = re.compile(r"(input|output|parameter|step) ([^\s:]+)(?:: (\w+))?")
+_ENGINE_TYPED = ("lora_weights", "prompt_embedding_table")  # have the engine's own data type
+_FLOATS = ("TYPE_FP16", "TYPE_BF16", "TYPE_FP32")
+_OPTIONAL_WITH_US = ("text_input", "QUERY")  # upstream requires them, we also take messages
 
 
-def check_repository(repository: Path) -> list[str]:
-    """What is wrong with a repository, one sentence per finding with the file it is about; empty when in order."""
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """One model of the repository as it is written."""
+
+    directory: Path
+    config: Any
+    text: str
+    own_engine: bool  # whether our own engine serves the repository, which needs our additions everywhere
+
+    def line(self, finding: str) -> str:
+        """`path` or `path:line` of what a finding is about."""
+        path = self.directory / "config.pbtxt"
+        match = _PLACE.match(finding)
+        if match is None:
+            return str(path)
+        place = tuple(part for part in match.groups() if part)
+        lines = lines_of(self.text)
+        line = lines.get(place) or lines.get(place[:2])
+        return f"{path}:{line}" if line else str(path)
+
+
+def check_repository(repository: Path, *, built: bool = True) -> list[str]:
+    """What is wrong with a repository, one sentence per finding with its file and line; empty when in order.
+
+    Args:
+        repository: directory of models, ours or upstream's.
+        built: whether the directories that parameters name must be there and agree; a dry run has none.
+    """
     if not repository.is_dir():
         return [f"{repository}: no such directory."]
     findings: list[str] = []
-    configs: dict[str, Any] = {}
+    models = _read_all(repository, findings)
+    if not models and not findings:
+        findings.append(f"{repository}: no model in it (a directory with a config.pbtxt).")
+    configs = {name: model.config for name, model in models.items()}
+    for name, model in models.items():
+        found = _check_files(model.directory, model.config, built=built) + _check_contract(name, model)
+        if repository.resolve() != TEMPLATES:  # templates hold no parameters yet
+            found += _check_parameters(name, model, built=built)
+        if model.config.HasField("ensemble_scheduling"):
+            found += check_ensemble(model.config, configs)
+        findings += [f"{model.line(text)}: {text}" for text in found]
+    if built:
+        findings += [f"{models[name].line(text)}: {text}" for name, text in check_engine(configs)]
+    return findings
+
+
+def _read_all(repository: Path, findings: list[str]) -> dict[str, _Model]:
+    shim = repository / "tensorrt_llm" / "1" / "model.py"
+    own_engine = shim.is_file() and "python_backend." in shim.read_text(errors="replace")
+    models: dict[str, _Model] = {}
     for directory in sorted(path for path in repository.iterdir() if path.is_dir()):
         path = directory / "config.pbtxt"
         config = _read(path, findings)
-        if config is None:
-            continue
-        configs[directory.name] = config
-        found = _check_files(directory, config) + _check_contract(directory.name, config)
-        if repository.resolve() != TEMPLATES:  # templates hold no parameters yet
-            found += _check_parameters(directory.name, config)
-        findings += [f"{path}: {text}" for text in found]
-    if not configs:
-        findings.append(f"{repository}: no model in it (a directory with a config.pbtxt).")
-    for name, config in configs.items():
-        if config.HasField("ensemble_scheduling"):
-            findings += [f"{repository / name / 'config.pbtxt'}: {text}" for text in check_ensemble(config, configs)]
-    return findings
+        if config is not None:
+            models[directory.name] = _Model(directory, config, path.read_text(encoding="utf-8"), own_engine)
+    return models
 
 
 def _read(path: Path, findings: list[str]) -> Any | None:
@@ -59,64 +102,92 @@ def _read(path: Path, findings: list[str]) -> Any | None:
         return None
 
 
-def _check_files(directory: Path, config: Any) -> list[str]:
+def _check_files(directory: Path, config: Any, *, built: bool) -> list[str]:
     findings = []
     if config.name != directory.name:
         findings.append(f"name is {config.name!r}; it must be the directory's, {directory.name!r}.")
     versions = [path for path in directory.iterdir() if path.is_dir() and path.name.isdigit()]
     if not versions:
         findings.append("the model has no version directory (1/).")
-    if config.backend == "python":
+    upstreams = not built and (directory / "1" / "model.yaml").is_file()  # its model.py is fetched by the build
+    if config.backend == "python" and not upstreams:
         findings += [f"{v.name}/model.py is missing." for v in versions if not (v / "model.py").is_file()]
     return findings
 
 
-def _check_contract(name: str, config: Any) -> list[str]:
-    try:
-        contract = model_contract(CONTRACT_OF.get(name, name))
-    except KeyError:
-        return []  # a model of the user's own
-    return _check_tensors("input", config.input, contract.inputs) + _check_tensors(
-        "output", config.output, contract.outputs
+def _check_contract(name: str, model: _Model) -> list[str]:
+    if (model.directory / "1" / "model.yaml").is_file():  # the LLM API's model, by upstream's name
+        contract = llmapi_contract()
+    else:
+        try:
+            contract = model_contract(CONTRACT_OF.get(name, name))
+        except KeyError:
+            return []  # a model of the user's own
+    config = model.config
+    return _check_tensors("input", config.input, contract.inputs, model) + _check_tensors(
+        "output", config.output, contract.outputs, model
     )
 
 
-def _check_tensors(kind: str, given: Any, contract: dict[str, TensorSpec]) -> list[str]:
+def _check_tensors(kind: str, given: Any, contract: dict[str, TensorSpec], model: _Model) -> list[str]:
     findings = []
     names = [tensor.name for tensor in given]
-    findings += [f"{kind} {name} is declared twice." for name in sorted({n for n in names if names.count(n) > 1})]
-    findings += [f"{kind} {name} of the contract is missing." for name in contract if name not in names]
+    wanted = [name for name, spec in contract.items() if model.own_engine or not spec.ours]
+    twice = {name for name in names if names.count(name) > 1}
+    if model.config.HasField("ensemble_scheduling") and kind == "output":
+        twice = {
+            name for name in twice if len({str(t) for t in given if t.name == name}) > 1
+        }  # Triton takes equal ones
+    findings += [f"{kind} {name} is declared twice." for name in sorted(twice)]
+    findings += [f"{kind} {name} of the contract is missing." for name in wanted if name not in names]
     for tensor in given:
         spec = contract.get(tensor.name)
         if spec is None:
             findings.append(f"{kind} {tensor.name} is not in the contract.")
-            continue
-        data_type = pb.DataType.Name(tensor.data_type)
-        if data_type != spec.data_type:
-            findings.append(f"{kind} {tensor.name} is {data_type}; the contract says {spec.data_type}.")
-        if tuple(tensor.dims) != spec.dims:
-            findings.append(f"{kind} {tensor.name} has dims {list(tensor.dims)}; the contract says {list(spec.dims)}.")
-        if kind == "input" and tensor.optional != spec.optional:
-            wanted = "optional" if spec.optional else "required"
-            findings.append(f"input {tensor.name} must be {wanted}.")
+        else:
+            findings += [f"{kind} {tensor.name} {text}" for text in _check_tensor(kind, tensor, spec, model)]
     return findings
 
 
-def _check_parameters(name: str, config: Any) -> list[str]:
+def _check_tensor(kind: str, tensor: Any, spec: TensorSpec, model: _Model) -> list[str]:
+    found = []
+    data_type = pb.DataType.Name(tensor.data_type)
+    allowed = _FLOATS if spec.name in _ENGINE_TYPED and not model.own_engine else (spec.data_type,)
+    if data_type not in allowed:
+        found.append(f"is {data_type}; the contract says {' or '.join(allowed)}.")
+    if spec.name == "lora_config" and tuple(tensor.dims) == (-1, 3):
+        found.append(
+            "has dims [-1, 3]; converters write 4 columns since DoRA, which Triton would refuse. Write [-1, -1]."
+        )
+    elif tuple(tensor.dims) != spec.dims:
+        found.append(f"has dims {list(tensor.dims)}; the contract says {list(spec.dims)}.")
+    if kind == "input" and tensor.optional != spec.optional:
+        relaxed = spec.name in _OPTIONAL_WITH_US and not model.own_engine
+        if not relaxed:
+            found.append(f"must be {'optional' if spec.optional else 'required'}.")
+    return found
+
+
+def _check_parameters(name: str, model: _Model, *, built: bool) -> list[str]:
     try:
         known = model_contract(name).parameters
     except KeyError:
         return []
+    if (model.directory / "1" / "model.yaml").is_file():
+        return []
+    config = model.config
     findings = []
     values = {key: entry.string_value for key, entry in config.parameters.items()}
     for key, text in values.items():
         spec = known.get(key)
         if spec is None:
             findings.append(f"parameter {key} is not in the contract.")
-        elif spec.type == "path" and text and not Path(text).exists():
+        elif spec.type == "path" and built and text and not Path(text).exists():
             findings.append(f"parameter {key}: {text} does not exist.")
         elif spec.values and text and text not in spec.values:
             findings.append(f"parameter {key} is {text!r}; allowed: {', '.join(spec.values)}.")
+        elif text and not _PLACEHOLDER.search(text):
+            findings += [f"parameter {key} is {text!r}; {wanted}." for wanted in _wrong_number(spec.type, text)]
     findings += [
         f"parameter {key} is missing: {spec.meaning}."
         for key, spec in known.items()
@@ -125,3 +196,16 @@ def _check_parameters(name: str, config: Any) -> list[str]:
     if config.max_batch_size < 1:
         findings.append(f"max_batch_size is {config.max_batch_size}; the contract's tensors have a batch dimension.")
     return findings
+
+
+def _wrong_number(kind: str, text: str) -> list[str]:
+    if kind in ("int", "uint64"):
+        return [] if text.isdigit() else ["it must be a whole number, 0 or more"]
+    if kind == "float":
+        try:
+            return [] if 0 <= float(text) <= 1 else ["it must lie between 0 and 1"]
+        except ValueError:
+            return ["it must be a number"]
+    if kind == "bool":
+        return [] if text.lower() in ("true", "false", "0", "1") else ["it must be true or false"]
+    return []

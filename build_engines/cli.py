@@ -6,10 +6,10 @@ import argparse
 import errno
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from build_engines.progress import progress_for
+from build_engines.trtllm.cli import add_commands, build_for_gpu
 from python_backend.errors import BuildError, EnvironmentFault
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -42,12 +42,17 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     build = commands.add_parser("build", help="spec -> checkpoint -> engine -> model repository")
     build.add_argument("--spec", type=Path, default=_DEFAULT_SPEC, help="YAML file (default: %(default)s)")
-    build.add_argument("--target", choices=["cpu"], help="instead of the spec's target")
+    build.add_argument("--target", choices=["cpu", "trtllm", "llmapi"], help="instead of the spec's target")
     build.add_argument("--engines-dir", type=Path, default=_ROOT / "engines", help="default: %(default)s")
-    build.add_argument("--dry-run", action="store_true", help="say what would be built, build nothing")
+    build.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="cpu: only say what would be built; GPU targets: everything but the engine",
+    )
     build.set_defaults(run=_build)
     check = commands.add_parser("check", help="check a model repository")
     check.add_argument("repository", type=Path, nargs="?", default=_ROOT / "model_repo", help="default: %(default)s")
+    check.add_argument("--not-built", action="store_true", help="do not look for engine and tokenizer directories")
     check.set_defaults(run=_check)
     plan = commands.add_parser("plan", help="memory, KV cache, batch and card arithmetic of a spec; needs no weights")
     plan.add_argument("--spec", type=Path, default=_DEFAULT_SPEC, help="YAML file (default: %(default)s)")
@@ -56,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.set_defaults(run=_plan)
     template = commands.add_parser("template", help="write model_repo/*/config.pbtxt anew from the contract")
     template.set_defaults(run=_template)
+    add_commands(commands)
     return parser
 
 
@@ -64,9 +70,9 @@ def _build(arguments: argparse.Namespace) -> int:
     from build_engines.spec import load_spec
 
     start = time.monotonic()
-    spec = load_spec(arguments.spec)
-    if arguments.target:
-        spec = replace(spec, deployment=spec.deployment.model_copy(update={"target": arguments.target}))
+    spec = load_spec(arguments.spec, arguments.target)
+    if spec.deployment.target != "cpu":
+        return build_for_gpu(spec, arguments.engines_dir, dry_run=arguments.dry_run)
     build = Build(spec, arguments.engines_dir, progress_for(sys.stderr))
     if arguments.dry_run:
         pending = build.pending()
@@ -83,7 +89,7 @@ def _build(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     from build_engines.check import check_repository
 
-    findings = check_repository(arguments.repository)
+    findings = check_repository(arguments.repository, built=not arguments.not_built)
     for finding in findings:
         print(finding)
     print(f"{arguments.repository}: {len(findings)} findings" if findings else f"{arguments.repository}: in order")

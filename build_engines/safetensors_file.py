@@ -140,6 +140,7 @@ def _shards(plans: list[TensorPlan], shard_bytes: int) -> Iterator[list[TensorPl
 
 
 def write_file(path: Path, plans: list[TensorPlan], advance: Callable[[int], None]) -> None:
+    """Write one file; `advance` hears of bytes written."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for plan in plans:

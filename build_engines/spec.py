@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -154,7 +154,10 @@ class Spec:
     @property
     def wants_fp8(self) -> bool:
         """Whether the FP8 checkpoint belongs to this deployment."""
-        return self.deployment.precision == "fp8" or self.deployment.quantization.fp8
+        deployment = self.deployment
+        if deployment.target != "cpu":
+            return deployment.quantization.quant_algo == "FP8"
+        return deployment.precision == "fp8" or deployment.quantization.fp8
 
     @property
     def max_input_len(self) -> int:
@@ -182,13 +185,15 @@ class Spec:
         return BuildError(f"{self.file.where(location)}: {place}: {message}")
 
 
-def load_spec(path: Path) -> Spec:
-    """Read and check a spec file.
+def load_spec(path: Path, target: Target | None = None) -> Spec:
+    """Read and check a spec file, for its own target or for `target`.
 
     Raises:
         BuildError: everything that is wrong with it, one `file:line: key: finding` per line.
     """
     file = SpecFile.read(path)
+    if target is not None:
+        file = replace(file, data=file.data | {"target": target})
     findings = list(file.findings)
     deployment = None
     try:

@@ -84,6 +84,7 @@ class ModelShape:
     experts: Experts | None
     qkv_bias: bool
     qk_norm: bool
+    dtype: str  # of the published weights
 
     @classmethod
     def of(cls, config: dict[str, Any], where: str) -> ModelShape:
@@ -114,6 +115,7 @@ class ModelShape:
             experts=_experts(config, where),
             qkv_bias=biased,
             qk_norm=architecture in _QK_NORM,
+            dtype=str(config.get("torch_dtype") or config.get("dtype") or "bfloat16"),
         )
 
     @property

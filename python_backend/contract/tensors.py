@@ -104,6 +104,6 @@ def model_contract(name: str) -> ModelContract:
             values=tuple(p.get("values", ())),
             mandatory=bool(p.get("mandatory")),
         )
-        for p in classic[name]["parameters"]
+        for p in classic[name]["parameters"] + ours.get("parameters", [])
     }
     return ModelContract(name, inputs, outputs, parameters)

@@ -39,6 +39,7 @@ FIELDS_OF_2_51 = {
 @pytest.fixture
 def deployment(tmp_path: Path) -> Settings:
     (tmp_path / "engine").mkdir()
+    (tmp_path / "engine" / "config.json").write_text("{}")
     (tmp_path / "checkpoint").mkdir()
     return Settings(
         engine_dir=str(tmp_path / "engine"),

@@ -255,7 +255,7 @@ def test_a_deployment_that_does_not_fit_says_what_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("tp: 4", "tp: 3", r"changed.yaml:11: parallel.tp: is 3; it must divide the 64 heads"),
+        ("tp: 4", "tp: 3", r"changed.yaml:12: parallel.tp: is 3; it must divide the 64 heads"),
         ("ep: 1", "ep: 2", r"parallel.ep: is 2; it must divide the 0 experts"),
         ("max_seq_len: 32768", "max_seq_len: 262144", r"limits.max_seq_len: is 262144; .*131072"),
     ],

@@ -1,0 +1,154 @@
+"""The model repository for the C++ backend `tensorrtllm`: ours, less what only our own engine has.
+
+Knows nothing of the build; the paths in it are those inside the container.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tritonclient.grpc import model_config_pb2 as pb
+
+from build_engines.repository import Settings, render
+from build_engines.templates import MODELS, from_text, to_text
+from python_backend.contract import model_contract
+
+if TYPE_CHECKING:
+    from pathlib import Path, PurePosixPath
+
+    from build_engines.plan.engine_plan import EnginePlan
+
+# The C++ backend reads it although upstream's template does not declare it.
+_ACCEPTED_BESIDE = ("no_repeat_ngram_size",)
+_ENGINE_TYPED = ("lora_weights", "prompt_embedding_table")  # must have the engine's own data type
+_TYPES = {"bfloat16": "TYPE_BF16", "float16": "TYPE_FP16", "float32": "TYPE_FP32"}
+_WORKER = "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker"
+_DECODING_MODES = {"medusa": "medusa", "eagle": "eagle", "lookahead_decoding": "lookahead"}
+
+
+def render_trtllm(plan: EnginePlan, deployment_dir: PurePosixPath, directory: Path) -> None:
+    """Write the repository into an empty directory.
+
+    Args:
+        plan: the deployment.
+        deployment_dir: where the container finds it, with `engine` and `weights` in it.
+        directory: where to.
+
+    Raises:
+        BuildError: a template is missing or no model configuration.
+    """
+    settings = Settings.of(plan.spec, directory)
+    engine_dir, tokenizer_dir = str(deployment_dir / "engine"), str(deployment_dir / "weights")
+    render(replace(settings, engine_dir=engine_dir, tokenizer_dir=tokenizer_dir), directory)
+    configs = {name: from_text((directory / name / "config.pbtxt").read_text()) for name in MODELS}
+    _keep_classic(configs["tensorrt_llm"])
+    _to_backend(plan, configs["tensorrt_llm"])
+    for name in ("preprocessing", "postprocessing"):
+        set_parameters(configs[name], target=plan.spec.deployment.target)
+    _rewire(configs)
+    for kind in ("input", "output"):
+        _keep(getattr(configs["ensemble_unary"], kind), {t.name for t in getattr(configs["ensemble"], kind)})
+    for name, config in configs.items():
+        for tensor in config.input:
+            if tensor.name in _ENGINE_TYPED:
+                tensor.data_type = pb.DataType.Value(_TYPES[plan.shape.dtype])
+        (directory / name / "config.pbtxt").write_text(to_text(config))
+    (directory / "tensorrt_llm" / "1" / "model.py").unlink()
+    (directory / "tensorrt_llm" / "1" / ".keep").touch()  # Triton wants the version, git and archives want a file
+
+
+def set_parameters(config: Any, **parameters: object) -> None:
+    """Write parameters of a ModelConfig; None leaves one out."""
+    for key, value in parameters.items():
+        if value is not None:
+            config.parameters[key].string_value = str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def gpu_device_ids(plan: EnginePlan) -> str:
+    """Cards of each instance as the backend wants them: `0,1;2,3`. Ranks count from 0 on every machine."""
+    parallel, per_node = plan.spec.deployment.parallel, plan.spec.deployment.hardware.cards_per_node
+    size = plan.cards_per_instance
+    cards = ([(copy * size + rank) % per_node for rank in range(size)] for copy in range(parallel.instances))
+    return ";".join(",".join(str(card) for card in group) for group in cards)
+
+
+def _keep_classic(config: Any) -> None:
+    contract = model_contract("tensorrt_llm")
+    inputs = {name for name, tensor in contract.inputs.items() if not tensor.ours or name in _ACCEPTED_BESIDE}
+    _keep(config.input, inputs)
+    _keep(config.output, {name for name, tensor in contract.outputs.items() if not tensor.ours})
+
+
+def _to_backend(plan: EnginePlan, config: Any) -> None:
+    deployment = plan.spec.deployment
+    limits, parallel, hardware = deployment.limits, deployment.parallel, deployment.hardware
+    config.backend = "tensorrtllm"
+    config.instance_group[0].count = parallel.instances
+    nodes = -(-plan.cards_per_instance // hardware.cards_per_node)
+    explicit = "kv_cache_tokens" in limits.model_fields_set
+    if not explicit:
+        del config.parameters["max_tokens_in_paged_kv_cache"]
+    set_parameters(
+        config,
+        kv_cache_free_gpu_mem_fraction=hardware.kv_cache_free_gpu_mem_fraction,
+        gpu_device_ids=gpu_device_ids(plan),
+        num_nodes=nodes if nodes > 1 else None,
+        executor_worker_path=_WORKER,
+        normalize_log_probs=False,
+    )
+    if deployment.lora is not None:
+        set_parameters(
+            config,
+            lora_cache_optimal_adapter_size=deployment.lora.optimal_rank,
+            lora_cache_max_adapter_size=deployment.lora.max_rank,
+            lora_cache_gpu_memory_fraction=_lora_share(plan),
+            lora_cache_host_memory_bytes=deployment.lora.host_cache_bytes,
+        )
+    draft = deployment.speculative
+    if draft is not None:
+        set_parameters(
+            config,
+            decoding_mode=_DECODING_MODES.get(draft.mode),
+            lookahead_window_size=draft.lookahead_window_size,
+            lookahead_ngram_size=draft.lookahead_ngram_size,
+            lookahead_verification_set_size=draft.lookahead_verification_set_size,
+        )
+
+
+def _lora_share(plan: EnginePlan) -> str:
+    """The adapters' share of what the KV cache leaves free, which is how the backend counts it."""
+    memory = plan.memory()
+    left = memory.adapters + memory.unused
+    return f"{min(0.95, memory.adapters / left):.2f}" if left > 0 else "0.05"
+
+
+def _rewire(configs: dict[str, Any]) -> None:
+    """Take wires out of the ensemble that lost an end; again, until all have both."""
+    ensemble = configs["ensemble"]
+    for step in ensemble.ensemble_scheduling.step:
+        model = configs[step.model_name]
+        _keep_keys(step.input_map, {tensor.name for tensor in model.input})
+        _keep_keys(step.output_map, {tensor.name for tensor in model.output})
+    steps = ensemble.ensemble_scheduling.step
+    given = {name for step in steps for name in step.output_map.values()} | {t.name for t in ensemble.input}
+    for step in steps:
+        for target in [target for target, name in step.input_map.items() if name not in given]:
+            del step.input_map[target]
+    taken = {name for step in steps for name in step.input_map.values()}
+    _keep(ensemble.input, taken)
+    _keep(ensemble.output, given)
+    results = {tensor.name for tensor in ensemble.output}
+    for step in steps:
+        for source in [source for source, name in step.output_map.items() if name not in taken | results]:
+            del step.output_map[source]
+
+
+def _keep(tensors: Any, names: set[str]) -> None:
+    for index in reversed([i for i, tensor in enumerate(tensors) if tensor.name not in names]):
+        del tensors[index]
+
+
+def _keep_keys(mapping: Any, names: set[str]) -> None:
+    for key in [key for key in mapping if key not in names]:
+        del mapping[key]

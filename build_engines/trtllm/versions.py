@@ -1,0 +1,88 @@
+"""Which versions a deployment was made for, and one clear sentence for each that differs where it is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from build_engines.checkpoint import read_json
+from build_engines.files import sha256_file, write_json
+from build_engines.trtllm.tool import flag_table
+from python_backend import __version__
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CONTAINER = "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
+FILE = "versions.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """What must agree between the machine that built and the one that serves."""
+
+    spec: str  # digest of the deployment
+    tokenizer: str | None = None  # digest of tokenizer.json; None until it is there
+    engine: str | None = None  # TensorRT-LLM that compiled the engine; None until it is there
+
+    def write(self, directory: Path) -> None:
+        """Record them beside what they are about."""
+        write_json(
+            directory / FILE,
+            {
+                "stack": __version__,
+                "container": CONTAINER,
+                "tensorrt_llm": flag_table()["version"],
+                "spec": self.spec,
+                "tokenizer": self.tokenizer,
+                "engine": self.engine,
+            },
+        )
+
+
+def record(directory: Path) -> None:
+    """Add what the build made to the record: the engine's version and the tokenizer's digest.
+
+    Raises:
+        BuildError: there is no record, or the engine's config.json is broken.
+    """
+    found = read_json(directory / FILE)
+    Versions(found["spec"], _tokenizer(directory), _engine(directory)).write(directory)
+
+
+def findings(directory: Path, runtime: str) -> list[str]:
+    """What does not agree with the record when TensorRT-LLM `runtime` loads the deployment in `directory`.
+
+    Raises:
+        BuildError: there is no record, or a file is broken.
+    """
+    recorded = read_json(directory / FILE)
+    found: list[str] = []
+    engine = _engine(directory)
+    if engine is not None and engine != runtime:
+        found.append(
+            f"{directory / 'engine'}: compiled with TensorRT-LLM {engine}, this container has {runtime}: "
+            f"serve it in {recorded['container']}, or compile it again here."
+        )
+    if engine != recorded["engine"]:
+        found.append(_differs(directory / "engine", "engine version", recorded["engine"], engine))
+    if recorded["stack"] != __version__:
+        found.append(_differs(directory / "model_repo", "version of this package", recorded["stack"], __version__))
+    tokenizer = _tokenizer(directory)
+    if tokenizer != recorded["tokenizer"]:
+        found.append(_differs(directory / "weights", "tokenizer", recorded["tokenizer"], tokenizer))
+    return found
+
+
+def _differs(path: Path, what: str, recorded: Any, now: Any) -> str:
+    return f"{path}: the {what} was {recorded} when this was built and is {now} now: build it again."
+
+
+def _engine(directory: Path) -> str | None:
+    path = directory / "engine" / "config.json"
+    return str(read_json(path).get("version")) if path.is_file() else None
+
+
+def _tokenizer(directory: Path) -> str | None:
+    path = directory / "weights" / "tokenizer.json"
+    return sha256_file(path) if path.is_file() else None
