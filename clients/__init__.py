@@ -6,6 +6,7 @@ from clients.errors import (
     Cancelled,
     ClientError,
     DeadlineExceeded,
+    IncompleteAnswer,
     QueueFull,
     RequestRefused,
     ServerFailure,
@@ -16,6 +17,7 @@ from clients.grpc_aio import AsyncGrpcClient, AsyncStream
 from clients.grpc_client import GrpcClient, Stream
 from clients.http_aio import AsyncHttpClient, AsyncHttpStream
 from clients.http_client import HttpClient, HttpStream
+from clients.structured import generate_as, parse_as, schema_values
 from clients.types import Chunk, GenerateRequest, LogProb, Result, SequenceResult, Usage
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "GrpcClient",
     "HttpClient",
     "HttpStream",
+    "IncompleteAnswer",
     "LogProb",
     "QueueFull",
     "RequestRefused",
@@ -41,4 +44,7 @@ __all__ = [
     "Stream",
     "StreamBroken",
     "Usage",
+    "generate_as",
+    "parse_as",
+    "schema_values",
 ]

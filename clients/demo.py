@@ -5,6 +5,7 @@ Knows the server by its command line and the wire only.
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -54,6 +55,24 @@ def stop_words(client: GrpcClient) -> None:
     _hold(answer.text.endswith("9") and answer.finish_reason == "stop", "the answer ends at its stop word")
 
 
+def structure(client: GrpcClient) -> None:
+    """JSON that satisfies a schema, sampled at temperature 1: valid because nothing else can be written."""
+    properties = {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0, "maximum": 120}}
+    schema = {"type": "object", "properties": properties, "required": ["name", "age"], "additionalProperties": False}
+    request = GenerateRequest(
+        text_input="A person:",
+        max_tokens=48,
+        temperature=1.0,
+        seed=1,
+        guided_decoding_guide_type="json_schema",
+        guided_decoding_guide=json.dumps(schema),
+    )
+    text = client.generate(request).sequences[0].text
+    print(text)
+    person = json.loads(text)
+    _hold(list(person) == ["name", "age"] and 0 <= person["age"] <= 120, "the answer satisfies its schema")
+
+
 def log_probs(client: GrpcClient) -> None:
     """The natural log-probability of every token."""
     request = GenerateRequest(text_input="The capital of France is", max_tokens=6, return_log_probs=True)
@@ -77,6 +96,7 @@ SHOWS: dict[str, Callable[[GrpcClient], None]] = {
     "A streamed answer": stream,
     "Seeds": seeds,
     "A stop word": stop_words,
+    "JSON by a schema": structure,
     "Log-probs": log_probs,
     "Prefix reuse": prefix_reuse,
 }

@@ -7,7 +7,8 @@
     ├── ServerFailure       the server failed while it ran the request
     ├── DeadlineExceeded    `timeout` ran out; `.text` holds what had arrived
     ├── Cancelled           cancelled by this client or by a stop request
-    └── StreamBroken        the answer ended early or cannot be read; `.text` holds what had arrived
+    ├── StreamBroken        the answer ended early or cannot be read; `.text` holds what had arrived
+    └── IncompleteAnswer    a structured answer was cut off; `.text` holds what there is
 
 Messages keep the server's own words. Knows nothing of the requests themselves.
 """
@@ -57,6 +58,10 @@ class Cancelled(ClientError):
 
 class StreamBroken(ClientError):
     """The answer ended early, or something arrived that is no answer."""
+
+
+class IncompleteAnswer(ClientError):
+    """An answer by a schema was cut off before its structure was complete."""
 
 
 _GRPC: dict[grpc.StatusCode, type[ClientError]] = {

@@ -7,6 +7,7 @@ which leaves no way to cancel one request of many. Safe to use from many threads
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from types import TracebackType
@@ -16,7 +17,7 @@ import grpc
 from google.protobuf import json_format
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from clients import wire
+from clients import leftovers, wire
 from clients.answer import Answer
 from clients.errors import (
     ClientError,
@@ -167,6 +168,7 @@ class Stream:
         self._answer = answer
         self._final = False
         self._over = False
+        leftovers.track(self)
 
     @property
     def request_id(self) -> str:
@@ -216,7 +218,8 @@ class Stream:
 
     def __del__(self) -> None:
         # A loop left by `break` drops its stream without closing it.
-        self.cancel()
+        if not sys.is_finalizing():
+            self.cancel()
 
     def _take(self, response: Any) -> Chunk | None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import threading
 import time
 from types import TracebackType
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import urllib3
 
-from clients import http_wire, wire
+from clients import http_wire, leftovers, wire
 from clients.answer import Answer
 from clients.errors import (
     ClientError,
@@ -199,6 +200,7 @@ class HttpStream:
             self._stop()
             raise out_of_time(self._answer.timeout) from None
         self._over = False
+        leftovers.track(self)
 
     @property
     def request_id(self) -> str:
@@ -243,7 +245,8 @@ class HttpStream:
 
     def __del__(self) -> None:
         # A loop left by `break` drops its stream without closing it.
-        self.cancel()
+        if not sys.is_finalizing():
+            self.cancel()
 
     def _read(self) -> None:
         try:

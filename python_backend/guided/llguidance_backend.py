@@ -119,7 +119,9 @@ class LLGuidanceBackend:
             LimitExceeded: a string in it is too long.
         """
         if guide.kind == "regex":
-            return Grammar(llguidance.LLMatcher.grammar_from_regex(_as_utf8(guide.expression)))
+            # As in JSON Schema, and in XGrammar on a GPU: \d and \w are ASCII.
+            pattern = llguidance.regex_to_lark(_as_utf8(guide.expression), "dw")
+            return Grammar(llguidance.LLMatcher.grammar_from_lark(f"start: /{pattern}/"))
         if guide.kind == "ebnf_grammar":
             return Grammar(llguidance.LLMatcher.grammar_from_lark(_from_ebnf(_as_utf8(guide.expression))))
         if guide.kind == "choice":
