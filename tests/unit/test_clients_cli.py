@@ -189,3 +189,13 @@ def test_a_reader_that_leaves_is_no_error(server: FakeServer) -> None:
     assert done.stdout == b"xxx"
     assert b"Traceback" not in done.stderr
     assert b"Exception" not in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["GrpcClient", "HttpClient"])
+def test_a_program_that_ends_with_a_stream_open_ends_and_cancels_it(server: FakeServer, kind: str) -> None:
+    server.scripts["hi"] = [send("begun"), Step("wait_for_stop"), send("", "cancelled")]
+    url = server.grpc_url if kind == "GrpcClient" else server.http_url
+    code = f"import clients; stream = clients.{kind}({url!r}).stream('hi'); print(next(stream).text)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=20, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"begun\n", b"")
+    assert server.stops == [server.seen[0].request_id]
