@@ -22,7 +22,7 @@ HONOURED: dict[str, str] = {
     "decoder_input_ids": "only the default that preprocessing sends for decoder-only models: one pad token",
     "decoder_input_lengths": "only 1, see decoder_input_ids",
     "end_id": "-1 or absent: no token ends the sequence; end_ids, when sent, takes its place",
-    "pad_id": "checked; nothing is padded inside this engine",
+    "pad_id": "accepted; nothing is padded inside this engine",
     "stop_words_list": "[2, N] token ids; the stop word stays in the output",
     "bad_words_list": "[2, N] token ids that never appear in this order",
     "embedding_bias": "added to the logits; [B, 0] means none; -inf bans a token",

@@ -86,7 +86,6 @@ def _parse_row(fields: Fields, row: int, limits: ServingLimits, timeout_us: int,
         sampling=sampling,
         streaming=streaming,
         end_ids=_end_ids(fields, row, limits.vocab_size),
-        pad_id=_token(fields, "pad_id", row, limits.vocab_size, default=0),
         stop_words=_words(fields, "stop_words_list", row, limits.vocab_size),
         stop_texts=tuple(clean_words(fields.texts("stop_words", row), "stop_words")),
         exclude_stop_words=flag("exclude_stop_words_in_output"),
@@ -244,13 +243,6 @@ def _end_ids(fields: Fields, row: int, vocab_size: int) -> tuple[int, ...]:
         if not -1 <= end_id < vocab_size:
             raise InvalidRequest(f"EndId ({end_id}) is not within acceptable range [-1, {vocab_size}).")
     return tuple(dict.fromkeys(int(end_id) for end_id in given if end_id >= 0))
-
-
-def _token(fields: Fields, name: str, row: int, vocab_size: int, default: int) -> int:
-    token = fields.scalar(name, row, default)
-    if not -1 <= token < vocab_size:
-        raise out_of_range(name, token, f"-1 to {vocab_size - 1} (the model's vocabulary)")
-    return int(token)
 
 
 def _words(fields: Fields, name: str, row: int, vocab_size: int) -> tuple[tuple[int, ...], ...]:

@@ -299,7 +299,7 @@ def test_too_many_beams_or_sequences_are_refused_with_the_limit():
 
 def test_what_preprocessing_always_sends_is_accepted_and_more_is_not():
     default = {"decoder_input_ids": ints([0]), "decoder_input_lengths": ints([1]), "pad_id": ints([0])}
-    assert parse_one(**default, prompt_table_extra_ids=np.zeros((1, 3), np.uint64)).pad_id == 0
+    assert parse_one(**default, prompt_table_extra_ids=np.zeros((1, 3), np.uint64)).prompt_ids
     with pytest.raises(Unsupported, match="decoder_input_ids"):
         parse_one(**{**default, "decoder_input_ids": ints([5])})
     with pytest.raises(Unsupported, match="decoder_input_ids"):
