@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from build_engines.progress import progress_for
-from python_backend.errors import EnvironmentFault
+from python_backend.errors import BuildError, EnvironmentFault
 
 if TYPE_CHECKING:
     from build_engines.spec import Spec
@@ -29,6 +30,16 @@ def add_commands(commands: Any) -> None:
     verify.add_argument("directory", type=Path, help="engines/<name>")
     verify.add_argument("--runtime", help="version of TensorRT-LLM (default: the one installed)")
     verify.set_defaults(run=_verify)
+    migrate = commands.add_parser(
+        "migrate", help="spec or engine config.json for trtllm -> spec for llmapi, and what is lost"
+    )
+    migrate.add_argument("origin", type=Path, help="a spec (.yaml), or config.json of an engine")
+    migrate.add_argument("output", type=Path, help="the new spec (.yaml); the report goes beside it (.md)")
+    engine = migrate.add_argument_group("with config.json of an engine")
+    engine.add_argument("--weights", help="Hugging Face id or directory of the model it was made from")
+    engine.add_argument("--shape", help="directory with that model's config.json, relative to the new spec")
+    engine.add_argument("--card", help="what it runs on, for example h100-sxm")
+    migrate.set_defaults(run=_migrate)
 
 
 def build_for_gpu(spec: Spec, engines_dir: Path, *, dry_run: bool) -> int:
@@ -74,6 +85,37 @@ def _verify(arguments: argparse.Namespace) -> int:
     for finding in found:
         print(finding, file=sys.stderr)
     return 1 if found else 0
+
+
+def _migrate(arguments: argparse.Namespace) -> int:
+    import yaml
+
+    from build_engines.checkpoint import read_json
+    from build_engines.spec import load_spec
+    from build_engines.trtllm.migrate import migrate_engine, migrate_spec
+
+    if arguments.origin.suffix == ".json":
+        missing = [f"--{name}" for name in ("weights", "shape", "card") if getattr(arguments, name) is None]
+        if missing:
+            raise BuildError(
+                f"{arguments.origin}: an engine does not say where it came from; give {', '.join(missing)}."
+            )
+        name = arguments.origin.resolve().parent.name
+        config = read_json(arguments.origin)
+        found = migrate_engine(config, name, arguments.weights, arguments.shape, arguments.card)
+    else:
+        spec = load_spec(arguments.origin)
+        found = migrate_spec(spec.deployment)
+        source = found.spec["source"]
+        for key in ("shape", "hf", "gguf"):
+            if key in source:  # as the new file sees it
+                source[key] = os.path.relpath(spec.path(Path(source[key])), arguments.output.resolve().parent)
+    arguments.output.write_text(yaml.safe_dump(found.spec, sort_keys=False))
+    report = arguments.output.with_suffix(".md")
+    report.write_text(found.report())
+    load_spec(arguments.output)  # what was written must be a spec
+    print(f"wrote {arguments.output}; {len(found.losses)} things are lost or changed, see {report}")
+    return 0
 
 
 def _installed() -> str:

@@ -54,8 +54,11 @@ def llmapi_stages(plan: EnginePlan) -> list[Stage]:
 
 
 def checkpoint_dir(plan: EnginePlan) -> str:
-    """What is loaded: the weights as published, or what ModelOpt made of them."""
-    return WEIGHTS if plan.spec.deployment.quantization.quant_algo in _AS_PUBLISHED else UNIFIED
+    """What is loaded: the weights as published, what ModelOpt made of them, or a checkpoint made on this machine."""
+    deployment = plan.spec.deployment
+    if deployment.source.weights is None:
+        return "$HERE/checkpoint-fp8" if plan.spec.wants_fp8 else "$HERE/checkpoint"
+    return WEIGHTS if deployment.quantization.quant_algo in _AS_PUBLISHED else UNIFIED
 
 
 def llmapi_contract() -> ModelContract:
