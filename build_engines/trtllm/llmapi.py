@@ -43,10 +43,7 @@ def llmapi_stages(plan: EnginePlan) -> list[Stage]:
         BuildError: a quantisation that the LLM API does not load.
     """
     source = f"{TRTLLM_SOURCE}/{_TEMPLATE}"
-    clone = "git clone --quiet --depth 1 https://github.com/NVIDIA/TensorRT-LLM.git"
-    text = (
-        f'[ -d "{TRTLLM_SOURCE}" ] || {clone} "{TRTLLM_SOURCE}"\ncp "{source}/"*.py "$HERE/model_repo/tensorrt_llm/1/"'
-    )
+    text = f'cp "{source}/"*.py "$HERE/model_repo/tensorrt_llm/1/"'
     found = [Stage("take upstream's model", "", text)]
     if checkpoint_dir(plan) == UNIFIED:
         found.append(Stage("quantise the weights", UNIFIED, unified_command(plan).checked()))

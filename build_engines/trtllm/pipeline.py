@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 WEIGHTS, UNIFIED, CHECKPOINT, ENGINE = "$HERE/weights", "$HERE/unified", "$HERE/trtllm-checkpoint", "$HERE/engine"
 DRAFT_WEIGHTS, DRAFT_CHECKPOINT, DRAFT_ENGINE = "$HERE/draft-weights", "$HERE/draft-checkpoint", "$HERE/draft-engine"
+XGRAMMAR = "$HERE/xgrammar"
 TRTLLM_SOURCE, MODELOPT_SOURCE = "$TRTLLM_SOURCE", "$MODELOPT_SOURCE"
+_XGRAMMAR_SCRIPT = f"{TRTLLM_SOURCE}/examples/generate_xgrammar_tokenizer_info.py"
+_XGRAMMAR_COMMAND = f'python3 "{_XGRAMMAR_SCRIPT}" --model_dir "{WEIGHTS}" --output_dir "{XGRAMMAR}"'
 
 _QFORMATS = {
     "FP8": "fp8",
@@ -62,6 +65,7 @@ def stages(plan: EnginePlan) -> list[Stage]:
     else:
         _require_own_writer(spec)
     found.append(Stage("compile the engine", ENGINE, build_command(plan).checked()))
+    found.append(Stage("describe the tokenizer for constrained decoding", XGRAMMAR, _XGRAMMAR_COMMAND))
     if draft is not None and draft.mode == "draft_tokens_external":
         found += _draft_stages(plan)
     return found

@@ -44,6 +44,8 @@ def render_trtllm(plan: EnginePlan, deployment_dir: PurePosixPath, directory: Pa
     configs = {name: from_text((directory / name / "config.pbtxt").read_text()) for name in MODELS}
     _keep_classic(configs["tensorrt_llm"])
     _to_backend(plan, configs["tensorrt_llm"])
+    described = str(deployment_dir / "xgrammar" / "xgrammar_tokenizer_info.json")
+    set_parameters(configs["tensorrt_llm"], guided_decoding_backend="xgrammar", xgrammar_tokenizer_info_path=described)
     for name in ("preprocessing", "postprocessing"):
         set_parameters(configs[name], target=plan.spec.deployment.target)
     _rewire(configs)

@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from build_engines.files import digest_of
-from build_engines.trtllm.tool import Command, flag_table
+from build_engines.trtllm.tool import flag_table
 from build_engines.trtllm.versions import CONTAINER
 
 if TYPE_CHECKING:
@@ -59,10 +59,10 @@ def build_script(
     """
     version = flag_table()["version"]
     parts = [_HEAD.format(name=name, target=target, container=CONTAINER, version=version)]
-    commands = [stage.command for stage in stages if isinstance(stage.command, Command)]
-    if any(command.prefix == "$TRTLLM_SOURCE" for command in commands):
+    texts = [_text(stage) for stage in stages]
+    if any("$TRTLLM_SOURCE" in text for text in texts):
         parts.append(_clone("TensorRT-LLM", "$TRTLLM_SOURCE", f"--branch v{version}"))
-    if any(command.prefix == "$MODELOPT_SOURCE" for command in commands):
+    if any("$MODELOPT_SOURCE" in text for text in texts):
         parts.append(_clone("Model-Optimizer", "$MODELOPT_SOURCE", ""))
     for place, source in (("$HERE/weights", weights), ("$HERE/draft-weights", draft)):
         if source is not None:
@@ -73,6 +73,10 @@ def build_script(
         parts.append(text)
     parts.append('say "recording versions"\npython3 -m build_engines record "$HERE"\n')
     return "\n".join(parts)
+
+
+def _text(stage: Stage) -> str:
+    return stage.command if isinstance(stage.command, str) else stage.command.shell()
 
 
 def _clone(repository: str, place: str, branch: str) -> str:
@@ -93,7 +97,7 @@ def _fetch(place: str, source: str) -> str:
 
 def _stage(stage: Stage, before: str) -> tuple[str, str]:
     """The text of a step, and its stamp: a digest of its command and of all steps before it."""
-    text = stage.command if isinstance(stage.command, str) else stage.command.shell()
+    text = _text(stage)
     stamp = digest_of([before, text])[:16]
     if not stage.makes:
         return f'say "{stage.title}"\n{text}\n', stamp

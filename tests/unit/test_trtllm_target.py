@@ -165,7 +165,7 @@ def test_each_quantisation_has_its_tool(algo: str, kv: str, card: str, expected:
 
 
 def test_spread_experts_go_through_our_own_checkpoint_writer() -> None:
-    first, second, third = stages(plan_of(SPECS / "mixtral-8x7b-h100-tp2.yaml"))
+    first, second, third, _ = stages(plan_of(SPECS / "mixtral-8x7b-h100-tp2.yaml"))
     assert isinstance(first.command, Command)
     assert first.command.tool == "hf_ptq"
     assert isinstance(second.command, str)

@@ -76,5 +76,14 @@ rm -rf "$HERE/engine"
 mv "$HERE/engine.part" "$HERE/engine"
 else echo "$HERE/engine" is up to date; fi
 
+say "describe the tokenizer for constrained decoding"
+if [ "$(cat "$HERE/xgrammar"/.made-by 2>/dev/null)" != 45cc9285e64f0c4e ]; then
+rm -rf "$HERE/xgrammar.part"
+python3 "$TRTLLM_SOURCE/examples/generate_xgrammar_tokenizer_info.py" --model_dir "$HERE/weights" --output_dir "$HERE/xgrammar.part"
+printf 45cc9285e64f0c4e > "$HERE/xgrammar.part"/.made-by
+rm -rf "$HERE/xgrammar"
+mv "$HERE/xgrammar.part" "$HERE/xgrammar"
+else echo "$HERE/xgrammar" is up to date; fi
+
 say "recording versions"
 python3 -m build_engines record "$HERE"

@@ -27,6 +27,8 @@ if tensorrt_llm.__version__ != "1.2.1":
              "Run it inside nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3.")
 CHECK
 
+[ -d "$TRTLLM_SOURCE" ] || git clone --quiet --depth 1 --branch v1.2.1 https://github.com/NVIDIA/TensorRT-LLM.git "$TRTLLM_SOURCE"
+
 say "compile the engine"
 if [ "$(cat "$HERE/engine"/.made-by 2>/dev/null)" != b7e2b63c1e2f372c ]; then
 rm -rf "$HERE/engine.part"
@@ -52,6 +54,15 @@ printf b7e2b63c1e2f372c > "$HERE/engine.part"/.made-by
 rm -rf "$HERE/engine"
 mv "$HERE/engine.part" "$HERE/engine"
 else echo "$HERE/engine" is up to date; fi
+
+say "describe the tokenizer for constrained decoding"
+if [ "$(cat "$HERE/xgrammar"/.made-by 2>/dev/null)" != 8dc9dbd474e5f657 ]; then
+rm -rf "$HERE/xgrammar.part"
+python3 "$TRTLLM_SOURCE/examples/generate_xgrammar_tokenizer_info.py" --model_dir "$HERE/weights" --output_dir "$HERE/xgrammar.part"
+printf 8dc9dbd474e5f657 > "$HERE/xgrammar.part"/.made-by
+rm -rf "$HERE/xgrammar"
+mv "$HERE/xgrammar.part" "$HERE/xgrammar"
+else echo "$HERE/xgrammar" is up to date; fi
 
 say "recording versions"
 python3 -m build_engines record "$HERE"
