@@ -104,7 +104,8 @@ class Build:
         return {"kind": source.kind, "files": hashes, **place}
 
     def _engine_inputs(self, checkpoint: Step) -> dict[str, Any]:
-        return {"checkpoint": checkpoint.key, "build_config": self._spec.build_config}
+        guided = self._spec.deployment.guided.model_dump(mode="json")
+        return {"checkpoint": checkpoint.key, "build_config": self._spec.build_config, "guided": guided}
 
     def _repository_inputs(self) -> dict[str, Any]:
         from build_engines.repository import TEMPLATES, Settings, template_files

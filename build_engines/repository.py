@@ -38,6 +38,7 @@ class Settings:
     max_queue_delay_microseconds: int
     cancellation_check_period_ms: int
     stats_check_period_ms: int
+    guided_decoding_backend: str = "llguidance"
 
     @classmethod
     def of(cls, spec: Spec, root: Path) -> Settings:
@@ -62,6 +63,7 @@ class Settings:
             max_queue_delay_microseconds=server.max_queue_delay_microseconds,
             cancellation_check_period_ms=server.cancellation_check_period_ms,
             stats_check_period_ms=server.stats_check_period_ms,
+            guided_decoding_backend=spec.deployment.guided.backend,
         )
 
     def as_data(self) -> dict[str, Any]:
@@ -130,6 +132,7 @@ def _fill_tensorrt_llm(config: Any, settings: Settings) -> None:
         exclude_input_in_output=settings.exclude_input_in_output,
         cancellation_check_period_ms=settings.cancellation_check_period_ms,
         stats_check_period_ms=settings.stats_check_period_ms,
+        guided_decoding_backend=settings.guided_decoding_backend,
     )
 
 

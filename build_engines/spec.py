@@ -100,6 +100,25 @@ class Server(Section):
     stats_check_period_ms: Count = Field(default=100, description="how often metrics are refreshed")
 
 
+class WarmGuide(Section):
+    """A structure to compile before the first request asks for it."""
+
+    type: Literal["json", "json_schema", "regex", "ebnf_grammar", "choice", "structural_tag"] = Field(
+        description="as guided_decoding_guide_type"
+    )
+    guide: str = Field(default="", description="as guided_decoding_guide")
+
+
+class Guided(Section):
+    """Constrained decoding."""
+
+    backend: Literal["llguidance", "none"] = Field(
+        default="llguidance", description="none: requests with a guide are refused"
+    )
+    cache_entries: Count = Field(default=512, description="compiled structures that are kept")
+    warm_up: tuple[WarmGuide, ...] = Field(default=(), description="structures compiled at the start")
+
+
 class Quantization(Section):
     """The FP8 checkpoint and its quality gate."""
 
@@ -128,6 +147,7 @@ class Deployment(Section):
     precision: Precision = Field(default="fast", description="fast (bf16), fp8, or exact (f32)")
     limits: Limits = Field(default_factory=Limits)
     server: Server = Field(default_factory=Server)
+    guided: Guided = Field(default_factory=Guided)
     quantization: Quantization = Field(default_factory=Quantization)
     hardware: Hardware = Field(default_factory=Hardware)
     parallel: Parallel = Field(default_factory=Parallel)

@@ -35,6 +35,7 @@ def write_engine(directory: Path, spec: Spec, root: Path, hashes: dict[str, str]
             "target": "cpu",
             "pretrained_config": config,
             "build_config": spec.build_config,
+            "guided": spec.deployment.guided.model_dump(mode="json", exclude={"backend"}),
             "checkpoint_dir": f"../{checkpoint}",
             "tokenizer_dir": "../checkpoint",
             "end_ids": end_ids(root / "checkpoint"),

@@ -147,7 +147,7 @@ class TritonPythonModel:
         try:
             for prompt in prompts:
                 self._start(prompt)
-        except StackError:
+        except Exception:
             self._watcher.forget(answer)
             for engine_id in self._in_flight.drop(answer):
                 self._engine.cancel(engine_id)

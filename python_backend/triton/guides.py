@@ -6,6 +6,7 @@ Knows nothing of Triton's objects.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -31,13 +32,14 @@ class GuideService:
 
     def __init__(self, tokenizer: Tokenizer, tokenizer_dir: Path, vocab_size: int, limits: GuideLimits) -> None:
         self._metrics: GuideMetrics | None = None
+        self._compile_times_s: deque[float] = deque(maxlen=1024)  # for the one thread that talks to Triton's metrics
         self._compiler = GuideCompiler(
             tokenizer_dir / "tokenizer.json",
             vocab_size,
             tokenizer.end_ids,
             special_tokens=tuple(tokenizer.vocabulary.special_texts),
             limits=limits,
-            on_compiled=self._compiled,
+            on_compiled=self._compile_times_s.append,
         )
 
     def start(self, metrics: MetricFactory, labels: Mapping[str, str], warm_up: Iterable[Guide]) -> None:
@@ -85,12 +87,10 @@ class GuideService:
         if self._metrics is None:
             return
         self._metrics.masks(mask_times_s)
+        while self._compile_times_s:
+            self._metrics.compiled(self._compile_times_s.popleft())
         stats = self._compiler.stats()
         self._metrics.cache(stats.hits, stats.misses)
-
-    def _compiled(self, seconds: float) -> None:
-        if self._metrics is not None:
-            self._metrics.compiled(seconds)
 
 
 def _log_failure(compiled: Future[Any]) -> None:

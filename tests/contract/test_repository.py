@@ -156,6 +156,7 @@ def test_the_deployment_is_written_where_it_belongs(deployment: Settings, reposi
         "exclude_input_in_output": "true",
         "cancellation_check_period_ms": "20",
         "stats_check_period_ms": "100",
+        "guided_decoding_backend": "llguidance",
     }
     assert parameters["preprocessing"] == {
         "tokenizer_dir": deployment.tokenizer_dir,
