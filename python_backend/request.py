@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from python_backend.errors import InvalidRequest, out_of_range
 
@@ -99,7 +99,6 @@ class GenerationRequest:
     sampling: SamplingParams
     streaming: bool = False
     end_ids: tuple[int, ...] = ()  # empty: never ends by a token
-    pad_id: int = 0
     stop_words: tuple[tuple[int, ...], ...] = ()  # as token ids (stop_words_list)
     stop_texts: tuple[str, ...] = ()  # as text (stop_words)
     exclude_stop_words: bool = False
@@ -114,6 +113,7 @@ class GenerationRequest:
     return_num_input_tokens: bool = False
     return_num_output_tokens: bool = False
     lora_task_id: int | None = None
+    adapter: Any = None  # engine.protocols.AdapterWeights of that task id
     guide: Guide | None = None
     batch_index: int = 0
     batch_size: int = 1
@@ -129,7 +129,9 @@ class GenerationRequest:
 
     @property
     def cache_salt(self) -> int:
-        """What separates prefix-cache blocks of different adapters."""
+        """What separates prefix-cache blocks of different adapters, and of an adapter before and after a change."""
+        if self.adapter is not None:
+            return int(self.adapter.version)
         return -1 if self.lora_task_id is None else self.lora_task_id
 
 

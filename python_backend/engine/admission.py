@@ -48,6 +48,11 @@ def admit(request: GenerationRequest, config: EngineConfig, blocks: BlockManager
         )
         request.sampling = dataclasses.replace(request.sampling, max_tokens=room)
     _check_memory(request, config, blocks)
+    if request.adapter is not None and request.adapter.rank > config.max_lora_rank:
+        raise LimitExceeded(
+            f"The adapter has rank {request.adapter.rank}; allowed: up to {config.max_lora_rank} (lora.max_rank of the "
+            "spec, 0 = adapters are not served)."
+        )
 
 
 def _check_tokens(request: GenerationRequest, vocab_size: int) -> None:

@@ -28,3 +28,4 @@ class EngineConfig:
     batch_scheduler_policy: Literal["max_utilization", "guaranteed_no_evict"] = "max_utilization"
     stream_interval: int = 0  # tokens in a streamed response; 0: one for each 16 sequences that run
     num_threads: int = 0  # 0: OpenVINO decides
+    max_lora_rank: int = 0  # largest rank of an adapter; 0: no adapters

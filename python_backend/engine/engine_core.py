@@ -297,4 +297,4 @@ class EngineCore:
 def _step_input(sequence: Sequence) -> StepInput:
     start = sequence.num_computed_tokens
     tokens = sequence.token_ids[start : start + sequence.num_scheduled_tokens]
-    return StepInput(tokens, start, sequence.block_table, num_logits(sequence))
+    return StepInput(tokens, start, sequence.block_table, num_logits(sequence), sequence.request.adapter)

@@ -5,6 +5,10 @@ Inputs, all int32 unless noted (T = tokens in the step, S = sequences, B = block
 `input_ids` int64 [T], `position_ids` int64 [T], `past_lens` [S], `subsequence_begins` [S + 1], `block_indices` [B],
 `block_indices_begins` [S + 1], `max_context_len` [], `sampled_tokens_indices` int64 [R], and per layer
 `key_cache.i` and `value_cache.i`. Output: logits, float32 [R, vocab].
+
+With `adapters`, every product of the layers has another one of low rank beside it: `lora_a.<linear>` [N, in] and
+`lora_b.<linear>` [N, out] hold the matrices of many adapters below each other, and `lora_mask.<n>` bool [T, N] says
+which rows are a token's own, where n is how many linears the product fuses.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import openvino.op as ov_op
 import openvino.opset15 as ops
 from openvino import PartialShape, Type
 
+from python_backend.engine.adapter_rows import FusedLinear
 from python_backend.engine.weights import BF16, Weight
 
 if TYPE_CHECKING:
@@ -51,13 +56,16 @@ class DecoderGraph:
     as long as the compiled model.
     """
 
-    def __init__(self, config: ModelConfig, weights: Weights, storage: Storage) -> None:
-        self.config, self.weights, self.storage = config, weights, storage
+    def __init__(self, config: ModelConfig, weights: Weights, storage: Storage, adapters: Any = None) -> None:
+        """`adapters` is the element type of the adapters' matrices, None for a graph without them."""
+        self.config, self.weights, self.storage, self._adapters = config, weights, storage, adapters
         self.buffers: list[Any] = []
         self.probes: dict[str, Any] = {}  # linear name -> node that feeds it; calibration reads them
         self.kv_probes: dict[str, Any] = {}
         self._inputs = {name: self._parameter(name, kind, shape) for name, kind, shape in CONTROL_INPUTS}
         self._caches: list[Any] = []
+        self._lora_inputs: dict[str, Any] = {}
+        self.lora_linears: dict[str, FusedLinear] = {}  # the products that have another one beside them
 
     def build(self) -> ov.Model:
         """The whole graph: embedding, layers, final norm and logits of the sampled positions."""
@@ -70,7 +78,7 @@ class DecoderGraph:
         x = self._rms_norm(x, "model.norm.weight")
         tied = self.config.tie_word_embeddings or "lm_head.weight" not in self.weights
         logits = self._matmul(x, table if tied else self.weights.linear("lm_head"))
-        parameters = [*self._inputs.values(), *self._caches]
+        parameters = [*self._inputs.values(), *self._caches, *self._lora_inputs.values()]
         return ov.Model([ops.result(logits)], parameters, self.config.architecture)
 
     def _layer(self, x: Any, name: str) -> Any:
@@ -122,9 +130,29 @@ class DecoderGraph:
 
     def _linear(self, x: Any, *names: str) -> Any:
         self.probes |= dict.fromkeys(names, x)
-        y = self._matmul(x, Weight.stack([self.weights.linear(n) for n in names]))
+        parts = [self.weights.linear(n) for n in names]
+        y = self._matmul(x, Weight.stack(parts))
+        if self._adapters is not None:
+            y = ops.add(y, self._low_rank(x, list(names), parts))
         biases = [self.weights.vector(f"{n}.bias") for n in names if f"{n}.bias" in self.weights]
         return ops.add(y, ops.constant(np.concatenate(biases).reshape(1, -1))) if biases else y
+
+    def _low_rank(self, x: Any, names: list[str], parts: list[Weight]) -> Any:
+        """The adapters' product: every token through all rows of A, then only its own ones through B."""
+        outs = [len(part.values) for part in parts]
+        self.lora_linears[names[0]] = FusedLinear.of(names, parts[0].values.shape[1], outs)
+        a = self._lora_input(f"lora_a.{names[0]}", self._adapters, parts[0].values.shape[1])
+        b = self._lora_input(f"lora_b.{names[0]}", self._adapters, sum(outs))
+        mask = self._lora_input(f"lora_mask.{len(names)}", Type.boolean, -1)
+        # Selected, not multiplied: whatever another adapter makes of this token must not reach it, not even as NaN.
+        own = ops.select(mask, ops.matmul(x, a, False, True), _const(0.0))
+        return ops.matmul(own, b, False, False)
+
+    def _lora_input(self, name: str, kind: Any, width: int) -> Any:
+        if name not in self._lora_inputs:
+            self._lora_inputs[name] = self._parameter(name, kind, [-1, width])
+        node = self._lora_inputs[name]
+        return ops.convert(node, "f32") if kind == Type.bf16 else node
 
     def _matmul(self, x: Any, weight: Weight) -> Any:
         if self.storage == "fp8_activations" and weight.input_scale is not None:

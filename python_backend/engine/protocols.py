@@ -23,6 +23,24 @@ class TextStop(Protocol):
         """How many of the last tokens must not be shown yet, since they may belong to a stop string."""
 
 
+class AdapterWeights(Protocol):
+    """One LoRA adapter: small matrices beside the model's own."""
+
+    @property
+    def version(self) -> int:
+        """Equal for equal content: what its prefix blocks and its place in the step are kept by."""
+
+    @property
+    def rank(self) -> int:
+        """The largest rank of its matrices."""
+
+    def low_rank(self, layer: int, projection: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """float32 (a [rank, in], b [out, rank]) with y += b @ (a @ x), or None where it changes nothing.
+
+        `projection` is the linear's name within its layer, such as self_attn.q_proj. Scales are inside b.
+        """
+
+
 class TokenMask(Protocol):
     """Says which tokens may come next (constrained decoding)."""
 

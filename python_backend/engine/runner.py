@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import openvino as ov
+from openvino import Type
 
+from python_backend.engine.adapter_rows import AdapterRows, Unchanged
 from python_backend.engine.model import DecoderGraph, Storage
 from python_backend.engine.model_config import ModelConfig
 from python_backend.engine.weights import Int8Weights, Weights
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
     from python_backend.engine.block_manager import BlockCopy
     from python_backend.engine.config import EngineConfig, Precision
+    from python_backend.engine.protocols import AdapterWeights
 
 
 EXACT_OPTIONS = {"KV_CACHE_PRECISION": "f32", "INFERENCE_PRECISION_HINT": "f32"}
@@ -31,6 +34,7 @@ class StepInput:
     num_computed_tokens: int  # tokens of this sequence already in the cache
     block_table: list[int]
     num_logits: int  # how many of the last tokens need logits
+    adapter: AdapterWeights | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +61,30 @@ class ModelRunner:
     def __init__(self, checkpoint_dir: Path, config: EngineConfig) -> None:
         self.model_config = ModelConfig.load(checkpoint_dir)
         weights = (Int8Weights if config.precision == "fast" else Weights)(checkpoint_dir)
-        num_blocks = -(-config.kv_cache_tokens // config.tokens_per_block)
         self._caches: list[np.ndarray] = []
-        self._compiled = []
+        self._rows: AdapterRows | None = None  # None: adapters are not served
+        # A step without adapters runs a graph that knows nothing of them.
+        self._compiled = self._compile(weights, config, None)
+        self._adapted: list[tuple[int | None, CompiledGraph]] = []
+        if config.max_lora_rank:
+            self._adapted = self._compile(weights, config, Type.f32 if config.precision == "exact" else Type.bf16)
+        self._running = self._compiled[-1][1]
+        self.kv_bytes = sum(cache.nbytes for cache in self._caches)
+
+    def _compile(
+        self, weights: Weights, config: EngineConfig, adapters: Type | None
+    ) -> list[tuple[int | None, CompiledGraph]]:
+        num_blocks = -(-config.kv_cache_tokens // config.tokens_per_block)
         with ThreadPoolExecutor(1) as compiler:  # compiles one graph while the next one is built
             jobs = []
             for variant in VARIANTS[config.precision]:
-                graph = DecoderGraph(self.model_config, weights, variant.storage)
-                jobs.append((variant, graph, compiler.submit(compile_graph, graph.build(), _options(config))))
-            for variant, graph, job in jobs:
-                compiled = CompiledGraph(graph, job.result(), self._caches, num_blocks)
-                self._compiled.append((variant.max_tokens, compiled))
-        self._running = self._compiled[-1][1]
-        self.kv_bytes = sum(cache.nbytes for cache in self._caches)
+                graph = DecoderGraph(self.model_config, weights, variant.storage, adapters)
+                job = compiler.submit(compile_graph, graph.build(), _options(config))
+                jobs.append((variant.max_tokens, graph, job))
+            if adapters is not None:
+                linears = jobs[0][1].lora_linears
+                self._rows = AdapterRows(linears, adapters, config.max_batch_size * config.max_lora_rank)
+            return [(limit, CompiledGraph(graph, job.result(), self._caches, num_blocks)) for limit, graph, job in jobs]
 
     def copy_blocks(self, copies: list[BlockCopy]) -> None:
         """Copy KV blocks in every layer, in order."""
@@ -82,15 +97,25 @@ class ModelRunner:
 
         They all write into block 0, which holds nothing yet.
         """
-        for sequences, tokens in ((1, 32), (1, 1), (max(1, max_batch_size // 4), 1), (max_batch_size, 1)):
-            self.start([StepInput([0] * tokens, 0, [0], 1)] * sequences)
-            self.wait()
+        sizes = ((1, 32), (1, 1), (max(1, max_batch_size // 4), 1), (max_batch_size, 1))
+        for adapter in (None, Unchanged()) if self._adapted else (None,):
+            for sequences, tokens in sizes:
+                self.start([StepInput([0] * tokens, 0, [0], 1, adapter)] * sequences)
+                self.wait()
 
     def start(self, steps: list[StepInput]) -> None:
         """Begin a step; `wait` gives its logits. The interpreter is free meanwhile."""
         num_tokens = sum(len(step.token_ids) for step in steps)
-        self._running = next(c for limit, c in self._compiled if limit is None or num_tokens <= limit)
-        self._running.start(control_inputs(steps))
+        adapters = {step.adapter.version: step.adapter for step in steps if step.adapter is not None}
+        graphs = self._adapted if adapters else self._compiled
+        self._running = next(c for limit, c in graphs if limit is None or num_tokens <= limit)
+        control = control_inputs(steps)
+        if adapters:
+            assert self._rows is not None  # admission has refused the request otherwise
+            num_rows = self._rows.place(list(adapters.values()))
+            control |= self._rows.masks(num_rows, ((len(step.token_ids), step.adapter) for step in steps))
+            self._running.read_adapters(self._rows, num_rows)
+        self._running.start(control)
 
     def wait(self) -> np.ndarray:
         """Logits of the step begun last, float32 [sum of num_logits, vocab]; valid until the next start."""
@@ -106,12 +131,21 @@ class CompiledGraph:
         self._buffers = (graph.buffers, caches)
         self._request = compiled.create_infer_request()
         self._index = {port.any_name: i for i, port in enumerate(compiled.inputs)}
+        self._num_rows = 0
         ports = [port for port in compiled.inputs if "cache." in port.any_name]
         if not caches:
             caches += [_cache_memory(port, num_blocks) for port in ports]
         for port, memory in zip(ports, caches, strict=True):
             shape = ov.Shape([num_blocks, *_block_shape(port)])
             self._request.set_input_tensor(self._index[port.any_name], ov.Tensor(memory, shape, port.element_type))
+
+    def read_adapters(self, rows: AdapterRows, num_rows: int) -> None:
+        """Read that much of the adapters' buffers from now on."""
+        if num_rows == self._num_rows:
+            return
+        for name, tensor in rows.tensors(num_rows).items():
+            self._request.set_input_tensor(self._index[name], tensor)
+        self._num_rows = num_rows
 
     def start(self, control: dict[str, np.ndarray]) -> None:
         """Begin one inference."""

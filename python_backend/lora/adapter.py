@@ -6,10 +6,14 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import numpy as np
+
+# Far from what any type of a step overflows at: zero times a value has to be zero for the tokens beside it.
+MAX_VALUE = 1e30
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +22,10 @@ class LowRank:
 
     a: np.ndarray  # float32 [rank, in]
     b: np.ndarray  # float32 [out, rank]
+
+    def count_unusable(self) -> int:
+        """Values that are NaN, infinite or over MAX_VALUE."""
+        return sum(int(values.size - (np.abs(values) <= MAX_VALUE).sum()) for values in (self.a, self.b))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from python_backend.errors import BuildError
-from python_backend.lora.adapter import Adapter, LowRank
+from python_backend.lora.adapter import MAX_VALUE, Adapter, LowRank
 from python_backend.lora.modules import MODULE_OF
 
 if TYPE_CHECKING:
@@ -160,7 +160,10 @@ def _pair(
         )
     if not 1 <= rank <= base.max_rank:
         raise BuildError(f"{path}: {name} has rank {rank}; allowed: 1 to {base.max_rank} (lora.max_rank of the spec).")
-    return LowRank(np.ascontiguousarray(a), b * np.float32(config.scale(name, rank)))
+    part = LowRank(np.ascontiguousarray(a), b * np.float32(config.scale(name, rank)))
+    if part.count_unusable():
+        raise BuildError(f"{path}: {name} has values over {MAX_VALUE:g} once scaled; train the adapter again.")
+    return part
 
 
 def _read_tensors(path: Path) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from python_backend.errors import BuildError, InvalidRequest, Unsupported
-from python_backend.lora.adapter import Adapter, LowRank
+from python_backend.lora.adapter import MAX_VALUE, Adapter, LowRank
 from python_backend.lora.modules import MODULE_IDS, MODULE_NAMES, MODULE_OF, PROJECTIONS
 
 if TYPE_CHECKING:
@@ -84,8 +84,10 @@ def _row(row: np.ndarray, key: list[int], base: BaseModel) -> tuple[tuple[int, s
             f"lora_weights has to few values for {module}: layer {layer} of rank {rank} needs {used}, got {len(row)}."
         )
     values = row[:used].astype(np.float32)
-    if not np.isfinite(values).all():
-        raise InvalidRequest(f"lora_weights of {module}, layer {layer}, has values that are NaN or infinite.")
     border = rank * size_in
     part = LowRank(values[:border].reshape(rank, size_in), values[border:].reshape(size_out, rank))
+    if part.count_unusable():
+        raise InvalidRequest(
+            f"lora_weights of {module}, layer {layer}, has values that are NaN, infinite or over {MAX_VALUE:g}."
+        )
     return (layer, projection), part

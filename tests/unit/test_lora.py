@@ -163,6 +163,16 @@ def test_rows_that_do_not_fit_are_refused_in_upstreams_words(key, width, kind, t
         from_rows(np.zeros((1, width), np.float16), np.array([key], np.int32), BASE, 1)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e31])
+def test_values_that_no_step_can_compute_with_are_refused(tmp_path, value):
+    with pytest.raises(InvalidRequest, match="attn_q, layer 0, has values that are NaN, infinite or over"):
+        from_rows(np.full((1, 512), value, np.float32), np.array([[1, 0, 4]], np.int32), BASE, 1)
+    tensors = {name: np.full_like(values, value) for name, values in random_tensors(BASE).items()}
+    place = write_peft(tmp_path, tensors)
+    with pytest.raises(BuildError, match="values"):
+        read_peft(place, BASE, 1)
+
+
 def test_rows_and_keys_must_be_as_many():
     with pytest.raises(InvalidRequest, match="Expected dim1 lora_weights and lora_keys to have the same size"):
         from_rows(np.zeros((2, 512), np.float16), np.array([[1, 0, 4]], np.int32), BASE, 1)

@@ -1,0 +1,125 @@
+"""The engine with adapters: each request of a mixed batch is answered as if it were alone with a merged checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from python_backend.errors import LimitExceeded
+from python_backend.lora.peft import read_peft
+from tests.unit import engine_driver
+from tests.unit.engine_driver import FAMILIES, make_request, running_engine
+from tests.unit.tiny_adapters import base_of, random_tensors, write_peft
+
+
+def adapter(directory: Path, family: str = "llama", number: int = 0, **options):
+    tensors = random_tensors(base_of(FAMILIES / family), seed=number, size=0.3, **options)
+    return read_peft(write_peft(directory / str(number), tensors), base_of(FAMILIES / family), number)
+
+
+def merged_checkpoint(directory: Path, family: str, change) -> None:
+    """The family's checkpoint with the adapter added to its matrices, in float32."""
+    shutil.copytree(FAMILIES / family, directory / family)
+    path = directory / family / "model.safetensors"
+    tensors = {name: values.astype(np.float32) for name, values in load_file(path).items()}
+    for (layer, projection), part in change.parts.items():
+        tensors[f"model.layers.{layer}.{projection}.weight"] += part.b @ part.a
+    save_file(tensors, path)
+
+
+def prompts(count: int) -> list[list[int]]:
+    rng = np.random.default_rng(3)
+    return [rng.integers(3, 250, rng.integers(2, 80)).tolist() for _ in range(count)]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_logits_equal_those_of_a_checkpoint_with_the_adapter_merged(tmp_path, monkeypatch, family):
+    change = adapter(tmp_path, family, ranks={"self_attn.k_proj": 2, "mlp.down_proj": 7})
+    prompt = prompts(1)[0]
+    options = {"max_tokens": 24, "return_context_logits": True}
+    with running_engine(family, max_lora_rank=8) as driver:
+        plain = driver.run(make_request("r", prompt, **options))["r"]
+        adapted = driver.run(make_request("r", prompt, adapter=change, **options))["r"]
+    merged_checkpoint(tmp_path, family, change)
+    monkeypatch.setattr(engine_driver, "FAMILIES", tmp_path)
+    with running_engine(family) as driver:
+        merged = driver.run(make_request("r", prompt, **options))["r"]
+    logits, expected = adapted.events[0].context_logits, merged.events[0].context_logits
+    np.testing.assert_allclose(logits, expected, atol=2e-3, rtol=1e-3)
+    assert adapted.tokens == merged.tokens
+    assert np.abs(plain.events[0].context_logits - expected).max() > 0.1
+
+
+def test_every_request_of_a_mixed_batch_of_16_gets_the_tokens_it_has_alone(tmp_path):
+    adapters = [None, *(adapter(tmp_path, number=n, rank=rank) for n, rank in enumerate((1, 4, 8, 3, 16)))]
+
+    def request(i: int):
+        return make_request(str(i), prompts(16)[i], max_tokens=40, adapter=adapters[i % len(adapters)])
+
+    with running_engine(max_lora_rank=16, enable_kv_cache_reuse=False) as driver:
+        solo = {str(i): driver.tokens(request(i))[str(i)] for i in range(16)}
+    with running_engine(max_lora_rank=16) as driver:
+        assert driver.tokens(*(request(i) for i in range(16))) == solo
+    with running_engine(enable_kv_cache_reuse=False) as driver:  # without adapters at all
+        base = {i: driver.tokens(make_request(i, prompts(16)[int(i)], max_tokens=40))[i] for i in ("0", "6", "12")}
+    assert {i: solo[i] for i in base} == base
+
+
+def test_many_adapters_of_changing_company_take_each_others_rows_and_keep_their_answers(tmp_path):
+    adapters = [adapter(tmp_path, number=n, rank=1 + n % 5) for n in range(24)]
+    prompt = prompts(1)[0]
+    with running_engine(max_lora_rank=5, max_batch_size=4) as driver:
+        alone = [driver.tokens(make_request("a", prompt, adapter=a))["a"] for a in adapters]
+        assert len({tuple(tokens) for tokens in alone}) > 20
+        together = driver.tokens(
+            *(make_request(str(n), prompt, adapter=adapters[n], max_tokens=16) for n in np.arange(48) * 7 % 24)
+        )
+    assert [together[str(n)][:16] for n in range(24)] == alone
+
+
+def test_prefix_blocks_are_shared_within_an_adapter_only_and_not_after_it_has_changed(tmp_path):
+    one, same, other = (adapter(tmp_path / str(n), number=number) for n, number in enumerate((0, 0, 1)))
+    assert one.version == same.version != other.version
+    prompt = prompts(1)[0] * 4
+    reused = []
+    with running_engine(max_lora_rank=4) as driver:
+        for used in (one, None, other, same):
+            request = make_request("r", prompt, adapter=used, lora_task_id=1, return_perf_metrics=True)
+            reused.append(driver.run(request)["r"].events[0].perf.reused_blocks)
+    assert reused[:3] == [0, 0, 0]
+    assert reused[3] > 0
+
+
+def test_values_that_overflow_in_one_adapter_reach_no_other_request(tmp_path):
+    tensors = random_tensors(base_of(FAMILIES / "llama"), size=0.3)
+    wild = read_peft(
+        write_peft(tmp_path / "w", {name: values * np.float32(1e25) for name, values in tensors.items()}),
+        base_of(FAMILIES / "llama"),
+        1,
+    )
+    with running_engine(max_lora_rank=4) as driver:
+        prompt = prompts(1)[0]
+        alone = driver.tokens(make_request("a", prompt))["a"]
+        answers = driver.run(make_request("a", prompt, max_tokens=16), make_request("w", prompt, adapter=wild))
+    assert answers["a"].tokens[0] == alone
+    assert answers["w"].error is not None
+
+
+@pytest.mark.parametrize("precision", ["fast"])
+def test_the_fast_precision_stays_close_to_the_merged_checkpoint(tmp_path, precision):
+    change, prompt = adapter(tmp_path), prompts(1)[0]
+    options = {"max_tokens": 1, "return_context_logits": True, "adapter": change}
+    with running_engine(max_lora_rank=4) as driver:
+        exact = driver.run(make_request("r", prompt, **options))["r"].events[0].context_logits
+    with running_engine(max_lora_rank=4, precision=precision) as driver:
+        fast = driver.run(make_request("r", prompt, **options))["r"].events[0].context_logits
+    assert np.abs(fast - exact).mean() < 0.06 * exact.std()
+
+
+def test_an_adapter_over_the_engines_rank_is_refused(tmp_path):
+    with running_engine() as driver, pytest.raises(LimitExceeded, match="rank 4; allowed: up to 0"):
+        driver.engine.submit(make_request("r", [5], adapter=adapter(tmp_path)))
