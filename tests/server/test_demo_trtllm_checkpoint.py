@@ -1,0 +1,70 @@
+"""The demo model as a TensorRT-LLM checkpoint in FP8, read back by a reader of its own: its answers stay the same.
+
+Here, not among the unit tests, because it reads a model of 135 million parameters.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from build_engines.checkpoint import Checkpoint
+from build_engines.progress import Silent
+from build_engines.quantize import write_fp8_checkpoint
+from build_engines.sources.model_source import ModelSource
+from build_engines.spec import load_spec
+from build_engines.trtllm.checkpoint_writer import write_trtllm_checkpoint
+from build_engines.trtllm.mapping import Mapping
+from tests.unit.trtllm_reader import logits, merge, read_file
+
+SPEC = Path(__file__).parents[2] / "build_engines" / "specs" / "smollm2-135m.yaml"
+TEXT = "Water boils at one hundred degrees, and it freezes at"
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model in Hugging Face's layout and, beside it, in FP8."""
+    place = tmp_path_factory.mktemp("demo")
+    for name in ("hf", "fp8"):
+        (place / name).mkdir()
+    ModelSource.of(load_spec(SPEC)).write(place / "hf", Silent())
+    source = Checkpoint(place / "hf")
+    linears = [name.removesuffix(".weight") for name in source.tensors if name.endswith("_proj.weight")]
+    ranges = dict.fromkeys(linears, 8.0) | {f"{name}.out": 8.0 for name in linears}  # of activations: unused here
+    write_fp8_checkpoint(source, ranges, place / "fp8", Silent())
+    return place
+
+
+@pytest.fixture(scope="module")
+def reference(demo: Path) -> tuple[list[int], np.ndarray]:
+    """Token ids of TEXT, and the logits that the 16-bit checkpoint gives."""
+    ids: list[int] = Tokenizer.from_file(str(demo / "hf" / "tokenizer.json")).encode(TEXT).ids
+    place = demo / "plain"
+    place.mkdir()
+    write_trtllm_checkpoint(Checkpoint(demo / "hf"), Mapping(), place, Silent())
+    config, tensors = merge(place)
+    plain = read_file(demo / "hf" / "model.safetensors")
+    for name, values in plain.items():
+        np.testing.assert_array_equal(tensors[name], values.astype(np.float32), err_msg=name)
+    return ids, logits(config, tensors, ids)
+
+
+# Its 9 heads and 3 heads of keys and values cannot be cut in two: three is its tensor parallelism.
+@pytest.mark.parametrize("mapping", [Mapping(), Mapping(tp=3), Mapping(pp=2)], ids=str)
+def test_the_merged_fp8_ranks_answer_as_the_model_does(
+    mapping: Mapping, demo: Path, reference: tuple[list[int], np.ndarray], tmp_path: Path
+) -> None:
+    ids, wanted = reference
+    write_trtllm_checkpoint(Checkpoint(demo / "fp8"), mapping, tmp_path, Silent())
+    stated = json.loads((tmp_path / "config.json").read_text())
+    assert stated["mapping"]["world_size"] == mapping.world_size
+    config, tensors = merge(tmp_path)
+    found = logits(config, tensors, ids)
+    cosine = (found * wanted).sum(-1) / np.linalg.norm(found, axis=-1) / np.linalg.norm(wanted, axis=-1)
+    assert cosine.min() > 0.98
+    agree = (found.argmax(-1) == wanted.argmax(-1)).mean()
+    assert agree >= 0.75, agree
