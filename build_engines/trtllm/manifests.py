@@ -18,6 +18,15 @@ _PROBE_PERIOD_S = 10
 _PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
 
 
+class _Plain(yaml.SafeDumper):
+    """Equal parts are written out each time: nobody edits anchors by hand."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Always."""
+        del data
+        return True
+
+
 def manifests(plan: EnginePlan) -> list[dict[str, Any]]:
     """The objects: a volume claim for engines/<name>, what runs, and the service in front of it.
 
@@ -31,7 +40,7 @@ def manifests(plan: EnginePlan) -> list[dict[str, Any]]:
 
 def as_yaml(objects: list[dict[str, Any]]) -> str:
     """The objects as one file for kubectl."""
-    text: str = yaml.safe_dump_all(objects, sort_keys=False)
+    text: str = yaml.dump_all(objects, Dumper=_Plain, sort_keys=False)
     return text
 
 
