@@ -105,7 +105,11 @@ class Build:
 
     def _engine_inputs(self, checkpoint: Step) -> dict[str, Any]:
         guided = self._spec.deployment.guided.model_dump(mode="json")
-        return {"checkpoint": checkpoint.key, "build_config": self._spec.build_config, "guided": guided}
+        inputs = {"checkpoint": checkpoint.key, "build_config": self._spec.build_config, "guided": guided}
+        if self._spec.deployment.lora is not None:
+            place = str(self._spec.file.path.parent.resolve())  # adapters' paths start there
+            inputs["lora"] = {"place": place, **self._spec.deployment.lora.model_dump(mode="json")}
+        return inputs
 
     def _repository_inputs(self) -> dict[str, Any]:
         from build_engines.repository import TEMPLATES, Settings, template_files

@@ -5,6 +5,7 @@ Knows nothing of files; what contradicts what between these parts is in `spec_ru
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -64,6 +65,10 @@ class Lora(Section):
     optimal_rank: Count = Field(default=8, description="rank that the cache's pages are sized for")
     max_adapters_on_gpu: Count = Field(default=8, description="adapters of max_rank kept on the card")
     host_cache_bytes: Count = Field(default=1 << 30, description="host memory for adapters, bytes")
+    adapters: dict[str, Path] = Field(default={}, description="on cpu: PEFT directories by the name that requests say")
+    directory: Path | None = Field(
+        default=None, description="on cpu: every directory in it is an adapter; they may come and go while it runs"
+    )
 
 
 class Speculative(Section):

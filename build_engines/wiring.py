@@ -83,6 +83,7 @@ _SAME_NAME = (
     "lora_task_id",
     "lora_weights",
     "lora_config",
+    "lora_name",
     "guided_decoding_guide_type",
     "guided_decoding_guide",
     "guided_decoding_strict",

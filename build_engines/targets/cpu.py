@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from build_engines.checkpoint import end_ids, read_json
 from build_engines.files import write_json
 from python_backend import __version__
+from python_backend.errors import BuildError
+from python_backend.lora.modules import ALL_MODULES, BaseModel
+from python_backend.lora.registry import AdapterRegistry
 
 if TYPE_CHECKING:
     from build_engines.progress import Advance, Progress
@@ -36,12 +39,43 @@ def write_engine(directory: Path, spec: Spec, root: Path, hashes: dict[str, str]
             "pretrained_config": config,
             "build_config": spec.build_config,
             "guided": spec.deployment.guided.model_dump(mode="json", exclude={"backend"}),
+            **lora_section(spec, config),
             "checkpoint_dir": f"../{checkpoint}",
             "tokenizer_dir": "../checkpoint",
             "end_ids": end_ids(root / "checkpoint"),
             "hashes": hashes,
         },
     )
+
+
+def lora_section(spec: Spec, config: dict[str, Any]) -> dict[str, Any]:
+    """Section `lora` with absolute paths, every named adapter checked against the model; empty without adapters.
+
+    Raises:
+        BuildError: a module is not served on a CPU, or an adapter does not fit.
+    """
+    lora = spec.deployment.lora
+    if lora is None:
+        return {}
+    unserved = [module for module in lora.modules if module not in ALL_MODULES]
+    if unserved:
+        raise spec.error("lora.modules", f"has {unserved[0]}; served on cpu: {', '.join(ALL_MODULES)}.")
+    adapters = {name: spec.path(path) for name, path in lora.adapters.items()}
+    directory = None if lora.directory is None else spec.path(lora.directory)
+    if directory is not None and not directory.is_dir():
+        raise spec.error("lora.directory", f"no directory {directory}.")
+    try:
+        AdapterRegistry(BaseModel.of(config, lora.modules, lora.max_rank), adapters)
+    except BuildError as error:
+        raise spec.error("lora.adapters", str(error)) from error
+    section = {
+        "max_rank": lora.max_rank,
+        "modules": list(lora.modules),
+        "host_cache_bytes": lora.host_cache_bytes,
+        "adapters": {name: str(path) for name, path in adapters.items()},
+        "directory": None if directory is None else str(directory),
+    }
+    return {"lora": section}
 
 
 def collect_amax(checkpoint_dir: Path, token_batches: list[list[int]], progress: Progress) -> dict[str, float]:

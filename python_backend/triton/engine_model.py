@@ -24,6 +24,7 @@ from python_backend.text.detokenize import context_start
 from python_backend.text.stop import StopText
 from python_backend.text.tokenizer import Tokenizer
 from python_backend.triton import pb
+from python_backend.triton.adapters import AdapterService, refuse_adapters
 from python_backend.triton.cancel import CancelWatcher, ShutdownWatcher
 from python_backend.triton.deliver import Deliverer
 from python_backend.triton.guides import GuideService
@@ -89,6 +90,7 @@ class TritonPythonModel:
         self._engine = LLMEngine(
             settings.checkpoint_dir, settings.engine, on_outputs=self._deliverer.put, make_text_stop=self._text_stop
         )
+        self._adapters = AdapterService(settings.lora, settings.checkpoint_dir) if settings.lora else None
         self._limits = ServingLimits.of(
             settings.engine, self._engine.vocab_size, settings.decoupled, settings.exclude_input_in_output
         )
@@ -107,6 +109,8 @@ class TritonPythonModel:
         self._engine_metrics = EngineMetrics(family, labels, settings.engine.batching_strategy == "V1")
         if self._guides is not None:
             self._guides.start(family, labels, settings.warm_up)
+        if self._adapters is not None:
+            self._adapters.start(family, labels)
         self._poller = Poller("metrics", settings.stats_check_period_s, self._poll)
 
     def _make_guides(self, settings: ModelSettings) -> GuideService | None:
@@ -142,6 +146,10 @@ class TritonPythonModel:
         answer = Answer(request.request_id(), sender)
         for prompt in prompts:
             answer.parts[prompt.request_id] = Part(prompt, Responder(prompt, wanted, self._clean_start))
+        if self._adapters is None:
+            refuse_adapters(tensors)
+        else:
+            self._adapters.attach(prompts, tensors)
         self._in_flight.add(answer)
         self._watcher.watch(answer, sender)
         try:
@@ -151,6 +159,8 @@ class TritonPythonModel:
             self._watcher.forget(answer)
             for engine_id in self._in_flight.drop(answer):
                 self._engine.cancel(engine_id)
+            for prompt in prompts:
+                self._release(prompt.request_id)
             raise
 
     def _start(self, prompt: GenerationRequest) -> None:
@@ -164,6 +174,10 @@ class TritonPythonModel:
                 "valid GuidedDecodingConfig to setup GuidedDecoder."
             )
 
+    def _release(self, engine_id: str, output_tokens: int | None = None) -> None:
+        if self._adapters is not None:
+            self._adapters.release(engine_id, output_tokens)
+
     def _stop(self, triton_id: str) -> None:
         """Cancel whatever runs under a Triton request id; an id that nothing has is no error."""
         if not triton_id:
@@ -174,7 +188,9 @@ class TritonPythonModel:
             self._engine.cancel(engine_id)
 
     def _cancel(self, engine_id: str) -> None:
+        """End a prompt whose answer is over; nobody hears of it again."""
         self._engine.cancel(engine_id)
+        self._release(engine_id)
 
     def _cancel_answer(self, answer: Answer) -> None:
         for engine_id in list(answer.parts):
@@ -191,6 +207,7 @@ class TritonPythonModel:
 
     def _part_ended(self, event: RequestOutput, part: Part) -> None:
         perf, request = event.perf, part.request
+        self._release(request.request_id, part.output_tokens)
         if event.error is not None and request.guide is not None and self._guides is not None:
             self._guides.forget(request.guide)
         self._request_metrics.ended(
@@ -209,6 +226,8 @@ class TritonPythonModel:
 
     def _poll(self) -> None:
         self._engine_metrics.update(self._engine.stats())
+        if self._adapters is not None:
+            self._adapters.update()
         if self._guides is not None:
             self._guides.update(self._engine.take_mask_times())
         if self._engine.failure is not None and not self._closing:

@@ -61,13 +61,16 @@ HONOURED: dict[str, str] = {
     "timeout_ms": "time from arrival after which the request ends with finish_reason timeout; 0 is off",
     "warnings_in": "passed on to `warnings`",
     "no_repeat_ngram_size": "0 is off",
+    "lora_name": "an adapter of the deployment; refused with close names when nobody registered it",
+    "lora_task_id": "an adapter that came before with its weights, or the id of a registered one",
+    "lora_weights": "[R, L], any adapter that fits the model; ignored when the id is cached",
+    "lora_config": "[R, 3] or [R, 4]: module, layer, rank (and is_dora, 0 only)",
 }
 
 _ENCODER = "only decoder-only models are served here"
 _MULTIMODAL = "only text models are served here"
 _DRAFT = "speculative decoding with tokens from outside is not served by this deployment"
 _RETENTION = "the CPU engine evicts KV cache blocks in least-recently-used order only"
-_LORA = "adapters are not served by this deployment"
 _LOOKAHEAD = (
     "Cannot set the request lookahead decoding configuration when model instance lookahead parameters are not set."
 )
@@ -94,9 +97,6 @@ REFUSED: dict[str, str] = {
     "retention_token_range_durations_ms": _RETENTION,
     "retention_decode_priority": _RETENTION,
     "retention_decode_duration_ms": _RETENTION,
-    "lora_task_id": _LORA,
-    "lora_weights": _LORA,
-    "lora_config": _LORA,
     "top_logprobs": "alternatives per token are not served by this deployment; return_log_probs is for chosen ones",
 }
 

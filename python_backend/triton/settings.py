@@ -117,6 +117,18 @@ class GuidedFile(BaseModel):
     warm_up: list[WarmGuide] = []
 
 
+class LoraFile(BaseModel):
+    """Section `lora` of engine/config.json. Paths are absolute."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_rank: int = Field(ge=1)
+    modules: tuple[str, ...]
+    host_cache_bytes: int = Field(ge=1)
+    adapters: dict[str, Path] = {}
+    directory: Path | None = None
+
+
 class EngineFile(BaseModel):
     """engine/config.json as build_engines wrote it."""
 
@@ -129,6 +141,7 @@ class EngineFile(BaseModel):
     tokenizer_dir: str
     end_ids: list[int] = []
     guided: GuidedFile = GuidedFile()
+    lora: LoraFile | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +158,7 @@ class ModelSettings:
     notes: tuple[str, ...]  # for the log
     guides: GuideLimits | None = None  # None: requests with a guide are refused
     warm_up: tuple[Guide, ...] = ()
+    lora: LoraFile | None = None  # None: adapters are not served
 
 
 def read_settings(model_config: Mapping[str, Any]) -> ModelSettings:
@@ -168,6 +182,7 @@ def read_settings(model_config: Mapping[str, Any]) -> ModelSettings:
         stats_check_period_s=parameters.stats_check_period_ms / 1e3,
         guides=None if parameters.guided_decoding_backend == "none" else _guide_limits(engine_file),
         warm_up=tuple(Guide(entry.type, entry.guide) for entry in engine_file.guided.warm_up),
+        lora=engine_file.lora,
         notes=tuple(f"Parameter {key} has no meaning on a CPU; {given[key]!r} changes nothing." for key in without),
     )
 
@@ -225,6 +240,8 @@ def _engine_config(file: EngineFile, parameters: ModelParameters, model_config: 
     if strategy is None:
         raise BuildError(f"Invalid gpt_model_type {parameters.gpt_model_type}; allowed: {', '.join(_BATCHING)}.")
     changes: dict[str, Any] = {"batching_strategy": strategy}
+    if file.lora is not None:
+        changes["max_lora_rank"] = file.lora.max_rank
     if parameters.max_beam_width is not None:
         _at_most("max_beam_width", parameters.max_beam_width, built.max_beam_width)
         changes["max_beam_width"] = parameters.max_beam_width

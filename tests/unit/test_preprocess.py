@@ -124,8 +124,11 @@ def test_a_decoder_query_is_refused_unless_empty(model: TritonPythonModel) -> No
     assert run(model, request("x", DECODER_QUERY=texts(""))).error is None
 
 
-def test_an_adapter_nobody_registered_is_not_found(model: TritonPythonModel) -> None:
-    message, code = error(model, request("x", LORA_NAME=texts("mine")))
+def test_names_of_adapters_are_left_to_our_engine_and_unknown_to_others(
+    model: TritonPythonModel, tmp_path: Path
+) -> None:
+    assert run(model, request("x", LORA_NAME=texts("mine"))).error is None
+    message, code = error(load(tmp_path, target="trtllm"), request("x", LORA_NAME=texts("mine")))
     assert "'mine'" in message
     assert code == TritonError.NOT_FOUND
 
