@@ -88,6 +88,7 @@ _SAME_NAME = (
     "guided_decoding_guide",
     "guided_decoding_strict",
     "guided_decoding_whitespace",
+    "guided_decoding_begin_after",
     "stop_words",
     "exclude_stop_words_in_output",
     "timeout_ms",

@@ -88,6 +88,7 @@ class Guide:
     text: str = ""
     strict: bool = True
     whitespace: str = "single"  # between JSON tokens: single, compact or free
+    begin_after: str = ""  # text behind which the structure begins; "": at once
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from python_backend.errors import Overloaded, StackError
+from python_backend.guided.after_marker import AfterMarker
 from python_backend.guided.compiler import GuideCompiler, ReadyGuide
 from python_backend.telemetry.guides import GuideMetrics
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from python_backend.engine.masks import FutureMask
+    from python_backend.engine.protocols import TokenMask
     from python_backend.guided.limits import GuideLimits
     from python_backend.request import GenerationRequest, Guide
     from python_backend.telemetry.families import MetricFactory
@@ -31,6 +33,7 @@ class GuideService:
     """Compiled guides for the requests of one engine."""
 
     def __init__(self, tokenizer: Tokenizer, tokenizer_dir: Path, vocab_size: int, limits: GuideLimits) -> None:
+        self._tokenizer = tokenizer
         self._metrics: GuideMetrics | None = None
         self._compile_times_s: deque[float] = deque(maxlen=1024)  # for the one thread that talks to Triton's metrics
         self._compiler = GuideCompiler(
@@ -73,10 +76,18 @@ class GuideService:
                 return
             guide = compiled.result()
             request.warnings.extend(guide.warnings)
-            masks.set_result(lambda: guide.guide.start(request.end_ids))
+            masks.set_result(lambda: self._begin(guide, request))
 
         self._compiler.submit(request.guide).add_done_callback(ready)
         return masks
+
+    def _begin(self, ready: ReadyGuide, request: GenerationRequest) -> TokenMask:
+        assert request.guide is not None
+        matcher, marker = ready.guide.start(request.end_ids), request.guide.begin_after
+        return AfterMarker(matcher, marker, request.end_ids, self._decode) if marker else matcher
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
     def forget(self, guide: Guide) -> None:
         """A request with this guide has failed: compile it anew next time."""

@@ -140,6 +140,16 @@ def test_without_strict_the_answer_says_what_was_not_enforced(client):
     assert isinstance(json.loads(answer.text), list)
 
 
+def test_a_guide_may_begin_behind_a_marker(client):
+    free = client.generate("1, 2, 3,", max_tokens=12).text
+    assert "5" in free
+    options = {"guided_decoding_guide_type": "choice", "guided_decoding_guide": '["yes", "no"]'}
+    answer = client.generate("1, 2, 3,", max_tokens=30, guided_decoding_begin_after="5", **options)
+    assert re.fullmatch(r".*5.{0,2}(yes|no)", answer.text, re.DOTALL)
+    assert answer.text.startswith(free[: free.index("5") + 1])
+    assert answer.finish_reason == "stop"
+
+
 def test_beams_and_guides_are_refused_together_by_name(client):
     with pytest.raises(ClientError, match="beam_width is 2; a request with guided_decoding_guide_type"):
         client.generate("Hello", beam_width=2, **PERSON)

@@ -8,6 +8,7 @@ import random
 import pytest
 
 from python_backend.errors import EngineFailure, InvalidRequest, LimitExceeded, Unsupported
+from python_backend.guided.after_marker import AfterMarker
 from tests.unit.guided_helpers import END_ID, VOCAB_SIZE, accepts, allowed, compiled, tokenizer
 
 PERSON = json.dumps(
@@ -264,3 +265,17 @@ def test_matchers_of_one_guide_do_not_touch_each_other():
     one, other = guide.start((END_ID,)), guide.start((END_ID,))
     one.accept(tokenizer().encode("a", add_special_tokens=False)[0])
     assert allowed(other) == allowed(guide.start((END_ID,)))
+
+
+def test_behind_a_marker_the_guide_begins_and_before_it_only_the_end_is_kept_away():
+    matcher = compiled("choice", '["yes"]').start((END_ID,))
+    mask = AfterMarker(matcher, "</think>", (END_ID,), lambda ids: tokenizer().decode(ids, skip_special_tokens=False))
+    for token_id in tokenizer().encode("so 😀 it is. </think>", add_special_tokens=False):
+        assert not mask.finished
+        assert mask.forced_tokens() == []
+        assert allowed(mask) == set(range(VOCAB_SIZE)) - {END_ID}
+        mask.accept(token_id)
+    assert allowed(mask) < set(range(VOCAB_SIZE))
+    for token_id in tokenizer().encode("yes", add_special_tokens=False):
+        mask.accept(token_id)
+    assert mask.finished
