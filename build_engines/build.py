@@ -85,6 +85,9 @@ class Build:
         return steps
 
     def _steps(self) -> list[Step]:
+        target = self._spec.deployment.target
+        if target != "cpu":
+            raise self._spec.error("target", f"is {target}; here it is cpu. `make build-engines` makes the others.")
         steps = self.checkpoint_steps()
         checkpoint = steps[0]
         weights = steps[1] if self._spec.deployment.precision == "fp8" else checkpoint

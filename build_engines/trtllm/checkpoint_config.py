@@ -67,13 +67,32 @@ def checkpoint_config(
         quantization: quant_algo and kv_cache_quant_algo, None where there is none.
     """
     layout = layout_of(config, where)
-    rotary_base, rotary_scaling = _rotary(config)
-    heads = config["num_attention_heads"]
-    found: dict[str, Any] = {
+    return {
         "architecture": layout.architecture,
         "producer": {"name": "triton-llm-stack", "version": __version__},
         "dtype": dtype,
         "logits_dtype": "float32",
+        **_sizes(config, layout),
+        "use_parallel_embedding": False,
+        "embedding_sharding_dim": 0,
+        "tie_word_embeddings": bool(config.get("tie_word_embeddings", False)),
+        "mapping": {
+            "world_size": mapping.world_size,
+            "tp_size": mapping.tp,
+            "pp_size": mapping.pp,
+            "cp_size": 1,
+            "moe_tp_size": mapping.moe_tp,
+            "moe_ep_size": mapping.moe_ep,
+        },
+        "quantization": quantization | {"exclude_modules": ["lm_head"] if quantization["quant_algo"] else None},
+        **_family(config, layout),
+    }
+
+
+def _sizes(config: dict[str, Any], layout: Layout) -> dict[str, Any]:
+    rotary_base, rotary_scaling = _rotary(config)
+    heads = config["num_attention_heads"]
+    return {
         "hidden_size": config["hidden_size"],
         "num_hidden_layers": config["num_hidden_layers"],
         "num_attention_heads": heads,
@@ -90,20 +109,7 @@ def checkpoint_config(
         "qk_layernorm": layout.architecture.startswith("Qwen3"),
         "attn_bias": _attn_bias(config, layout),
         "mlp_bias": bool(config.get("mlp_bias", False)),
-        "use_parallel_embedding": False,
-        "embedding_sharding_dim": 0,
-        "tie_word_embeddings": bool(config.get("tie_word_embeddings", False)),
-        "mapping": {
-            "world_size": mapping.world_size,
-            "tp_size": mapping.tp,
-            "pp_size": mapping.pp,
-            "cp_size": 1,
-            "moe_tp_size": mapping.moe_tp,
-            "moe_ep_size": mapping.moe_ep,
-        },
-        "quantization": quantization | {"exclude_modules": ["lm_head"] if quantization["quant_algo"] else None},
     }
-    return found | _family(config, layout)
 
 
 def _attn_bias(config: dict[str, Any], layout: Layout) -> bool:

@@ -119,9 +119,7 @@ def migrate_engine(config: dict[str, Any], name: str, weights: str, shape: str, 
         "quantization": {key: value for key, value in quantization.items() if value is not None},
         "limits": limits | {"max_beam_width": 1},
     }
-    mode = str(build.get("speculative_decoding_mode") or "NONE")
-    if not mode.endswith("NONE"):
-        losses.append(f"speculative decoding ({mode}): name a draft model under `speculative` in the new spec")
+    losses += _draft_of_engine(build)
     if (build.get("plugin_config") or {}).get("lora_plugin"):
         rank = (build.get("lora_config") or {}).get("max_lora_rank", 64)
         spec["lora"] = {"max_rank": rank}
@@ -129,6 +127,13 @@ def migrate_engine(config: dict[str, Any], name: str, weights: str, shape: str, 
             "adapters sent as tensors (lora_task_id, lora_weights, lora_config): the model takes none of them"
         )
     return Migration(spec, (*losses, *_lost_tensors()))
+
+
+def _draft_of_engine(build: dict[str, Any]) -> list[str]:
+    mode = str(build.get("speculative_decoding_mode") or "NONE")
+    if mode.endswith("NONE"):
+        return []
+    return [f"speculative decoding ({mode}): name a draft model under `speculative` in the new spec"]
 
 
 def _quantization(quantization: dict[str, Any], algo: str) -> list[str]:

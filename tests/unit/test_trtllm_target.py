@@ -13,9 +13,11 @@ import pytest
 import yaml
 
 from build_engines import cli
+from build_engines.build import Build
 from build_engines.check import check_repository
 from build_engines.plan.engine_plan import EnginePlan
 from build_engines.plan.source_config import source_config
+from build_engines.progress import Silent
 from build_engines.spec import load_spec
 from build_engines.templates import from_text
 from build_engines.trtllm.launch import compose, launch_script
@@ -105,6 +107,12 @@ def test_without_a_gpu_a_build_is_a_dry_run_and_says_so(tmp_path: Path, capsys: 
     spec = SPECS / "qwen2.5-7b-h100.yaml"
     assert cli.main(["build", "--spec", str(spec), "--engines-dir", str(tmp_path)]) == 0
     assert re.search(r"DRY RUN \(.*(not installed|no NVIDIA GPU)", capsys.readouterr().out)
+
+
+def test_a_server_on_this_machine_does_not_take_a_gpus_deployment_for_its_own(tmp_path: Path) -> None:
+    build = Build(load_spec(SPECS / "smollm2-135m-l40s.yaml"), tmp_path, Silent())
+    with pytest.raises(BuildError, match=r"yaml:3: target: is trtllm; here it is cpu"):
+        build.run()
 
 
 # --- command lines ------------------------------------------------------------------------------------------------
