@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -320,6 +321,24 @@ def test_the_engine_counts_the_bytes_of_its_kv_cache_as_the_plan_does(
     runner = ModelRunner(checkpoint, config)
     assert runner.kv_bytes == 256 * plan.memory().kv_bytes_per_token
     assert runner.kv_bytes == plan.memory().kv_cache
+
+
+def test_the_page_about_plans_has_the_figures_of_the_code() -> None:
+    page = (ROOT / "docs" / "plan.md").read_text()
+    for name in ("llama-3.1-8b", "llama-3.3-70b", "mixtral-8x7b", "deepseek-v3"):
+        parameters = shape_of(name).parameters
+        assert f"{parameters.total:,}" in page
+        assert parameters.active == parameters.total or f"{parameters.active:,}" in page
+    for name, card in CARDS.items():
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| {name} |")]
+        figures = [
+            float(text.replace(",", "")) for text in re.findall(r"[\d,]*\.?\d+", row.removeprefix(f"| {name} |"))
+        ]
+        assert figures[0] == card.memory_bytes / 1e9
+        assert figures[1] == pytest.approx(card.memory_bytes_per_s / (1e9 if name == "cpu" else 1e12), rel=0.01)
+        assert figures[2] == card.flops_16bit / 1e12
+        if card.flops_8bit is not None:
+            assert figures[3] == card.flops_8bit / 1e12
 
 
 def test_json_is_all_that_stands_on_stdout() -> None:
