@@ -38,7 +38,7 @@ def gpu_contradictions(file: SpecFile, limits: dict[str, Any], invalid: set[Loca
     target = file.data.get("target", "cpu")
     if target not in ("trtllm", "llmapi"):
         return _source(file, "cpu")
-    found = _quantization(file, target, invalid) + _parallel(file, invalid)
+    found = _quantization(file, target, invalid) + _parallel(file, target, invalid)
     found += _speculative(file, target) + _source(file, target)
     card = file.section("hardware").get("card", "cpu")
     if card == "cpu":
@@ -89,7 +89,7 @@ def _one_of(cards: tuple[str, ...]) -> str:
     return f"hardware.card {' or '.join(cards)}"
 
 
-def _parallel(file: SpecFile, invalid: set[Location]) -> list[Finding]:
+def _parallel(file: SpecFile, target: str, invalid: set[Location]) -> list[Finding]:
     parallel = {"tp": 1, "pp": 1, "ep": 1, "instances": 1} | file.section("parallel")
     if any(("parallel", key) in invalid for key in parallel) or ("hardware", "cards_per_node") in invalid:
         return []
@@ -97,6 +97,11 @@ def _parallel(file: SpecFile, invalid: set[Location]) -> list[Finding]:
     tp, ep = parallel["tp"], parallel["ep"]
     if tp % ep:
         found.append((("parallel", "ep"), f"is {ep}; it must divide tp ({tp}): experts are spread over the tp cards."))
+    ranks = tp * parallel["pp"]
+    leads = target == "trtllm" and parallel.get("mpi", "leader") == "leader"
+    if parallel["instances"] > 1 and ranks > 1 and leads:
+        text = f"is {parallel['instances']}; of {ranks} ranks each, only parallel.mpi orchestrator serves several."
+        found.append((("parallel", "instances"), text))
     per_node = file.section("hardware").get("cards_per_node", 8)
     if tp > per_node:
         text = f"is {tp}; allowed: up to cards_per_node ({per_node}). Give the rest to pp: it crosses machines cheaply."

@@ -39,8 +39,8 @@ def world_size(plan: EnginePlan) -> int:
 def launch_script(plan: EnginePlan) -> str:
     """launch.sh: versions are compared first, then Triton starts as the deployment's MPI mode wants it.
 
-    leader: a Triton per rank under mpirun; only rank 0 serves, the others load the engine alone.
-    orchestrator: one Triton, which spawns a worker per rank.
+    leader: a Triton per rank under mpirun; only rank 0 serves, the others load the engine alone. Instances of one rank
+    share a Triton. orchestrator: one Triton, which spawns a worker per rank.
     """
     head = (
         "#!/bin/bash\n"
@@ -54,9 +54,9 @@ def launch_script(plan: EnginePlan) -> str:
         return head + f"exec {_triton()}\n"
     if plan.spec.deployment.parallel.mpi == "orchestrator":
         return head + f"export TRTLLM_ORCHESTRATOR=1\nexec mpirun --allow-run-as-root -n 1 {_triton()}\n"
-    if world_size(plan) == 1:
+    if plan.cards_per_instance == 1:
         return head + f"exec {_triton()}\n"
-    ranks = " : \\\n    ".join(f"-n 1 {_triton(rank)}" for rank in range(world_size(plan)))
+    ranks = " : \\\n    ".join(f"-n 1 {_triton(rank)}" for rank in range(plan.cards_per_instance))
     hosts = ""
     if world_size(plan) > plan.spec.deployment.hardware.cards_per_node:
         head += ': "${HOSTFILE:?names the machines, one a line with slots=N}"\n'

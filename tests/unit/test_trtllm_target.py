@@ -303,9 +303,24 @@ def test_the_orchestrator_spawns_its_own_workers(tmp_path: Path) -> None:
 
 def test_two_instances_have_cards_of_their_own(tmp_path: Path) -> None:
     spec = spec_file(tmp_path, "llama-3.3-70b-h100-tp2", ("ep: 1}", "ep: 1, instances: 2}"))
+    with pytest.raises(BuildError, match=r"parallel.instances: is 2; of 2 ranks each, only parallel.mpi orchestrator"):
+        load_spec(spec)
+    spec.write_text(spec.read_text().replace("instances: 2}", "instances: 2, mpi: orchestrator}"))
     config = configs_of(dry_run(spec, tmp_path))["tensorrt_llm"]
     assert config.parameters["gpu_device_ids"].string_value == "0,1;2,3"
     assert config.instance_group[0].count == 2
+
+
+def test_small_instances_share_one_triton(tmp_path: Path) -> None:
+    plan = plan_of(spec_file(tmp_path, "qwen2.5-7b-h100", ("ep: 1}", "ep: 1, instances: 3}")))
+    script = launch_script(plan)
+    assert "mpirun" not in script
+    assert (
+        yaml.safe_load(compose(plan))["services"]["triton"]["deploy"]["resources"]["reservations"]["devices"][0][
+            "count"
+        ]
+        == 3
+    )
 
 
 def test_ranks_on_several_machines_need_a_hostfile(tmp_path: Path) -> None:
