@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -39,15 +40,15 @@ class StepInput:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to hold the weights, used for steps of up to `max_tokens` tokens."""
+    """One way to hold the weights, for steps of up to `max_tokens` tokens, or more where it decodes faster."""
 
     storage: Storage
     max_tokens: int | None = None
 
 
 # Few tokens wait for weights from memory, many for arithmetic: int8 wins the first race, bf16 the second. Where they
-# cross was measured, see docs/performance.md. Both hold the same matrices, rounded to 8 bits, so that an answer
-# does not depend on the company it is computed in.
+# cross depends on the machine: `warm_up` measures it. Both hold the same matrices, rounded to 8 bits, so that an
+# answer does not depend on the company it is computed in.
 VARIANTS: dict[Precision, tuple[Variant, ...]] = {
     "fast": (Variant("int8", max_tokens=4), Variant("bf16")),
     "fp8": (Variant("fp8"),),
@@ -69,6 +70,7 @@ class ModelRunner:
         if config.max_lora_rank:
             self._adapted = self._compile(weights, config, Type.f32 if config.precision == "exact" else Type.bf16)
         self._running = self._compiled[-1][1]
+        self._decode_limit = 0  # sequences up to which the first variant decodes faster
         self.kv_bytes = sum(cache.nbytes for cache in self._caches)
 
     def _compile(
@@ -102,13 +104,26 @@ class ModelRunner:
             for sequences, tokens in sizes:
                 self.start([StepInput([0] * tokens, 0, [0], 1, adapter)] * sequences)
                 self.wait()
+        self._decode_limit = self._find_decode_limit(max_batch_size)
+
+    def _find_decode_limit(self, max_batch_size: int) -> int:
+        limit = 0
+        for size in (8, max_batch_size):
+            seconds = [_seconds(graph, [StepInput([0], 0, [0], 1)] * size) for _, graph in self._compiled]
+            if seconds[0] > min(seconds):
+                break
+            limit = size
+        return limit
 
     def start(self, steps: list[StepInput]) -> None:
         """Begin a step; `wait` gives its logits. The interpreter is free meanwhile."""
         num_tokens = sum(len(step.token_ids) for step in steps)
         adapters = {step.adapter.version: step.adapter for step in steps if step.adapter is not None}
         graphs = self._adapted if adapters else self._compiled
-        self._running = next(c for limit, c in graphs if limit is None or num_tokens <= limit)
+        # Prefill never follows the measured limit: the cached keys and values of a prompt are the same on every start.
+        decoding = num_tokens == len(steps)
+        few = decoding and num_tokens <= self._decode_limit
+        self._running = next(c for limit, c in graphs if few or limit is None or num_tokens <= limit)
         control = control_inputs(steps)
         if adapters:
             assert self._rows is not None  # admission has refused the request otherwise
@@ -163,6 +178,17 @@ class CompiledGraph:
     def outputs(self) -> list[np.ndarray]:
         """Every output of the inference that `wait` has seen end."""
         return [tensor.data for tensor in self._request.output_tensors]
+
+
+def _seconds(graph: CompiledGraph, steps: list[StepInput]) -> float:
+    """The faster of two runs, after one that makes the kernels."""
+    times = []
+    for _ in range(3):
+        begun = time.perf_counter()
+        graph.start(control_inputs(steps))
+        graph.wait()
+        times.append(time.perf_counter() - begun)
+    return min(times[1:])
 
 
 def compile_graph(model: ov.Model, options: dict[str, str]) -> Any:
