@@ -24,6 +24,8 @@ _PREPROCESSING = EnsembleStep(
         "QUERY": "text_input",
         "MESSAGES": "messages",
         "LORA_NAME": "lora_name",
+        "GUIDED_DECODING_GUIDE_TYPE": "guided_decoding_guide_type",
+        "GUIDED_DECODING_GUIDE": "guided_decoding_guide",
         "DECODER_QUERY": "decoder_text_input",
         "REQUEST_OUTPUT_LEN": "max_tokens",
         "BAD_WORDS_DICT": "bad_words",

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from python_backend.errors import BuildError, InvalidRequest, NotFound, StackError, Unsupported
+from python_backend.guided.gpu_targets import check_for_target
+from python_backend.request import Guide
 from python_backend.text.prompts import PromptBuilder, PromptInputs, Prompts
 from python_backend.text.tokenizer import Tokenizer
 from python_backend.triton import pb
@@ -78,6 +80,7 @@ class Preprocessor:
             try:
                 tensors[index] = pb.read_inputs(request)
                 self._refuse_unsupported(tensors[index], request.request_id())
+                self._check_guides(tensors[index])
                 inputs[index] = _prompt_inputs(tensors[index])
             except Exception as error:  # whatever it is, it concerns this request alone
                 results[index] = error
@@ -111,6 +114,15 @@ class Preprocessor:
                 "A streaming request needs a request id with this backend, which keeps the pieces of text apart by it. "
                 "Set the request's id."
             )
+
+    def _check_guides(self, tensors: pb.Tensors) -> None:
+        """Our own engine checks guides more thoroughly, where they are compiled."""
+        if self._settings.target == "cpu" or "GUIDED_DECODING_GUIDE_TYPE" not in tensors:
+            return
+        kinds = _one_each(tensors, "GUIDED_DECODING_GUIDE_TYPE") or []
+        texts = _one_each(tensors, "GUIDED_DECODING_GUIDE") or [""] * len(kinds)
+        for kind, text in zip(kinds, texts, strict=True):
+            check_for_target(Guide(kind, text), self._settings.target)
 
     def _outputs(self, tensors: pb.Tensors, prompts: Prompts) -> dict[str, npt.NDArray[Any]]:
         tokenizer = self._tokenizer

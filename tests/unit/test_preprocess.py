@@ -304,3 +304,32 @@ def test_tensors_of_any_shape_are_served_or_refused_with_a_reason(
     odd, fine = shared_model.execute([InferenceRequest(tensors), good])
     assert fine.error is None
     assert odd.error is None or odd.error.code() != TritonError.INTERNAL, odd.error.message()
+
+
+def guide(kind: str, text: str = "") -> dict[str, Any]:
+    return {"GUIDED_DECODING_GUIDE_TYPE": texts(kind), "GUIDED_DECODING_GUIDE": texts(text)}
+
+
+@pytest.mark.parametrize(
+    ("target", "kind", "text", "words"),
+    [
+        (
+            "trtllm",
+            "choice",
+            '["a"]',
+            "guided_decoding_guide_type choice is not enforced by target trtllm; allowed: json",
+        ),
+        ("trtllm", "yaml", "a: 1", "guided_decoding_guide_type is 'yaml'"),
+        ("trtllm", "json_schema", "{", "is no JSON"),
+        ("llmapi", "json", "", "target llmapi serves no structured output"),
+    ],
+)
+def test_a_guide_that_a_gpu_target_would_ignore_is_refused(tmp_path, target, kind, text, words):
+    message, _ = error(load(tmp_path, target=target), request("x", id="1", **guide(kind, text)))
+    assert words in message
+
+
+def test_guides_that_a_target_enforces_pass(tmp_path):
+    trtllm = load(tmp_path / "t", target="trtllm")
+    assert run(trtllm, request("x", id="1", **guide("json_schema", '{"type": "object"}'))).error is None
+    assert run(load(tmp_path / "c"), request("x", **guide("choice", "checked where it is compiled"))).error is None
