@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from build_engines.spec import Spec
 
 TEMPLATES = Path(__file__).resolve().parent.parent / "model_repo"
+ADAPTERS = "adapters"  # the model that lists them
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Settings:
     cancellation_check_period_ms: int
     stats_check_period_ms: int
     guided_decoding_backend: str = "llguidance"
+    lora: bool = False
 
     @classmethod
     def of(cls, spec: Spec, root: Path) -> Settings:
@@ -64,6 +66,7 @@ class Settings:
             cancellation_check_period_ms=server.cancellation_check_period_ms,
             stats_check_period_ms=server.stats_check_period_ms,
             guided_decoding_backend=spec.deployment.guided.backend,
+            lora=spec.deployment.lora is not None,
         )
 
     def as_data(self) -> dict[str, Any]:
@@ -86,7 +89,7 @@ def render(settings: Settings, place: Path) -> None:
 
     from build_engines.templates import MODELS, from_text, to_text  # protobuf and gRPC are slow to import
 
-    for name in MODELS:
+    for name in (*MODELS, *([ADAPTERS] if settings.lora else [])):
         source = TEMPLATES / name
         try:
             config = from_text((source / "config.pbtxt").read_text())
@@ -142,10 +145,16 @@ def _fill_postprocessing(config: Any, settings: Settings) -> None:
     _set(config, tokenizer_dir=settings.tokenizer_dir, skip_special_tokens=settings.skip_special_tokens)
 
 
+def _fill_adapters(config: Any, settings: Settings) -> None:
+    config.max_batch_size = 0
+    _set(config, gpt_model_path=settings.engine_dir)
+
+
 _FILL: dict[str, Callable[[Any, Settings], None]] = {
     "preprocessing": _fill_preprocessing,
     "tensorrt_llm": _fill_tensorrt_llm,
     "postprocessing": _fill_postprocessing,
+    ADAPTERS: _fill_adapters,
 }
 
 

@@ -36,7 +36,7 @@ class AdapterMetrics:
         self._names = frozenset(names)
         values = tuple(dict.fromkeys((*names, OTHER)))
         gauge, counter, histogram = factory.GAUGE, factory.COUNTER, factory.HISTOGRAM
-        self._gauges = {spec: Series(factory, gauge, spec, labels)[""] for spec in GAUGES}
+        self._gauges = {spec: Series(factory, gauge, spec, labels) for spec in GAUGES}
         self._cache = Series(factory, counter, CACHE, labels)
         self._evictions = Series(factory, counter, EVICTIONS, labels)
         self._requests = Series(factory, counter, replace(REQUESTS, values=values), labels)
@@ -57,8 +57,8 @@ class AdapterMetrics:
 
     def update(self, adapters: int, nbytes: int, hits: int, misses: int, evictions: int) -> None:
         """Set the gauges, and bring the counters to these totals."""
-        self._gauges[ADAPTERS].set(adapters)
-        self._gauges[BYTES].set(nbytes)
+        self._gauges[ADAPTERS][""].set(adapters)
+        self._gauges[BYTES][""].set(nbytes)
         metrics = {"hit": self._cache["hit"], "miss": self._cache["miss"], "evictions": self._evictions[""]}
         for key, total in (("hit", hits), ("miss", misses), ("evictions", evictions)):
             if total > self._counted[key]:

@@ -187,6 +187,12 @@ def read_settings(model_config: Mapping[str, Any]) -> ModelSettings:
     )
 
 
+def read_lora(engine_dir: Path) -> tuple[LoraFile | None, Path]:
+    """Section `lora` of an engine's config.json, and the checkpoint that adapters have to fit."""
+    file = _read_engine_file(engine_dir)
+    return file.lora, (engine_dir / file.checkpoint_dir).resolve()
+
+
 def _given_parameters(model_config: Mapping[str, Any]) -> dict[str, str]:
     """Parameters that are set: neither empty nor an unfilled placeholder of upstream's template."""
     known = model_contract("tensorrt_llm").parameters

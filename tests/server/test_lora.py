@@ -1,0 +1,149 @@
+"""Adapters on the real server: by name and as tensors, in one batch, evicted, changed, removed, counted."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+
+import clients
+from clients.grpc_client import GrpcClient
+from clients.http_client import HttpClient
+from clients.types import GenerateRequest
+from python_backend.lora.peft import read_peft
+from python_backend.lora.registry import task_id_of
+from python_backend.lora.rows import to_rows
+from tests.server.launched import ROOT, LaunchedServer
+from tests.server.wire import metric, wait_until
+from tests.unit.tiny_adapters import base_of, random_tensors, write_peft
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.server.launched import ServerAddresses
+
+CHECKPOINT = ROOT / "engines" / "smollm2-135m" / "checkpoint"
+PROMPT = "The best thing about the sea is"
+NAMES = ("a0", "a1", "a2")
+SPEC = """
+name: adapters
+precision: exact
+source: {{hf: {checkpoint}}}
+limits: {{max_seq_len: 512, kv_cache_tokens: 4096, max_batch_size: 16}}
+lora:
+  directory: {directory}
+  host_cache_bytes: {bytes}
+  max_rank: 16
+  modules: [attn_q, attn_k, attn_v, attn_dense, mlp_h_to_4h, mlp_gate, mlp_4h_to_h]
+"""
+
+
+@dataclass
+class Deployment:
+    """A server whose cache holds two adapters of the three in `directory`."""
+
+    addresses: ServerAddresses
+    directory: Path
+
+    def ask(self, **values: object) -> str:
+        request = GenerateRequest.of(PROMPT, max_tokens=12, end_id=-1, **values)
+        with GrpcClient(self.addresses.grpc) as client:
+            return client.generate(request, timeout=60).text
+
+
+def write_adapter(directory: Path, seed: int) -> Path:
+    tensors = random_tensors(base_of(CHECKPOINT), rank=4, seed=seed, size=0.08)
+    return write_peft(directory, tensors, np.float16, lora_alpha=4)
+
+
+@pytest.fixture(scope="module")
+def deployment(server: ServerAddresses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    del server  # it has built the checkpoint
+    root = tmp_path_factory.mktemp("lora")
+    directory = root / "adapters"
+    for seed, name in enumerate(NAMES):
+        write_adapter(directory / name, seed)
+    size = read_peft(directory / "a0", base_of(CHECKPOINT), 1).nbytes
+    (root / "spec.yaml").write_text(SPEC.format(checkpoint=CHECKPOINT, directory=directory, bytes=2 * size))
+    launched = LaunchedServer("--spec", str(root / "spec.yaml"), "--engines-dir", str(root / "engines"))
+    try:
+        yield Deployment(launched.wait_ready(), directory)
+        launched.signal(signal.SIGTERM)
+        assert launched.wait() == 0, launched.output
+    finally:
+        launched.process.kill()
+
+
+@pytest.fixture(scope="module")
+def alone(deployment: Deployment) -> dict[str, str]:
+    """What each adapter answers by itself, and the model without one."""
+    answers = {name: deployment.ask(lora_name=name) for name in NAMES} | {"": deployment.ask()}
+    assert len(set(answers.values())) == 4
+    return answers
+
+
+def test_different_adapters_and_none_in_one_batch_answer_as_they_do_alone(deployment, alone):
+    names = ["a0", "", "a1"] * 4
+    with ThreadPoolExecutor(len(names)) as pool:
+        answers = list(pool.map(lambda name: deployment.ask(**({"lora_name": name} if name else {})), names))
+    assert answers == [alone[name] for name in names]
+
+
+def test_more_adapters_than_the_cache_holds_are_served_in_turn(deployment, alone):
+    evicted = metric(deployment.addresses, "llm_lora_evictions_total")
+    for _ in range(2):
+        assert {name: deployment.ask(lora_name=name) for name in NAMES} == {name: alone[name] for name in NAMES}
+    wait_until(lambda: metric(deployment.addresses, "llm_lora_evictions_total") >= evicted + 4)
+    assert metric(deployment.addresses, "llm_lora_adapters") == 2
+    assert metric(deployment.addresses, "llm_lora_requests_total", adapter="a0") >= 3
+    assert metric(deployment.addresses, "llm_lora_load_seconds_count") >= 6
+
+
+@pytest.mark.parametrize("columns", [3, 4])
+def test_weights_and_keys_are_sent_once_and_then_the_id_alone(deployment, alone, columns):
+    weights, config = to_rows(read_peft(deployment.directory / "a2", base_of(CHECKPOINT), 1))
+    task_id = 1000 + columns
+    first = deployment.ask(lora_task_id=task_id, lora_weights=weights, lora_config=config[:, :columns])
+    assert first == deployment.ask(lora_task_id=task_id) == alone["a2"]
+
+
+def test_an_id_that_is_not_cached_needs_its_weights(deployment):
+    with pytest.raises(clients.ClientError, match=r"LoRA task 4711 not found in cache. Please send"):
+        deployment.ask(lora_task_id=4711)
+
+
+def test_an_unknown_name_is_answered_with_close_ones(deployment):
+    with (
+        HttpClient(deployment.addresses.http) as client,
+        pytest.raises(clients.RequestRefused, match=r"'a9' is not registered. Did you mean a"),
+    ):
+        client.generate(GenerateRequest.of(PROMPT, max_tokens=2, lora_name="a9"))
+
+
+def test_adapters_come_change_and_go_while_the_server_runs(deployment, alone):
+    late = deployment.directory / "late"
+    shutil.copytree(deployment.directory / "a1", late)
+    assert deployment.ask(lora_name="late") == alone["a1"]
+    write_adapter(late, seed=2)
+    os.utime(late / "adapter_model.safetensors", ns=(7, 7))
+    assert deployment.ask(lora_name="late") == alone["a2"]
+    shutil.rmtree(late)
+    with pytest.raises(clients.ClientError, match="'late' is not registered"):
+        deployment.ask(lora_name="late")
+
+
+def test_the_server_lists_names_with_ids_and_ranks(deployment):
+    with grpcclient.InferenceServerClient(deployment.addresses.grpc) as client:
+        found = [json.loads(text) for text in client.infer("adapters", []).as_numpy("ADAPTERS")]
+    assert [entry["name"] for entry in found] == list(NAMES)
+    assert found[0]["task_id"] == task_id_of("a0")
+    assert found[0]["rank"] == 4
