@@ -13,9 +13,9 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from python_backend.errors import BuildError, EngineFailure, InvalidRequest, LimitExceeded, Unsupported
 from python_backend.guided.backend import Grammar
-from python_backend.guided.formats import DATE, DATE_TIME, TIME
-from python_backend.guided.keywords import Support, audit
+from python_backend.guided.keywords import audit
 from python_backend.guided.limits import GuideLimits
+from python_backend.guided.llguidance_support import SUPPORT
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -24,46 +24,6 @@ if TYPE_CHECKING:
 
     from python_backend.guided.guide import CheckedGuide, StructuralTag, Whitespace
 
-SUPPORT = Support(
-    keywords=frozenset(
-        [
-            "type",
-            "enum",
-            "const",
-            "multipleOf",
-            "maximum",
-            "exclusiveMaximum",
-            "minimum",
-            "exclusiveMinimum",
-            "maxLength",
-            "minLength",
-            "pattern",
-            "items",
-            "prefixItems",
-            "additionalItems",
-            "maxItems",
-            "minItems",
-            "properties",
-            "patternProperties",
-            "additionalProperties",
-            "required",
-            "maxProperties",
-            "minProperties",
-            "allOf",
-            "anyOf",
-            "oneOf",
-            "$ref",
-            "$defs",
-            "definitions",
-        ]
-    ),
-    formats={
-        "date": DATE,
-        "time": TIME,
-        "date-time": DATE_TIME,
-        **dict.fromkeys(("duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")),
-    },
-)
 _WHITESPACE: dict[Whitespace, dict[str, Any]] = {
     "single": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
     "compact": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},

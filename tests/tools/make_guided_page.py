@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from python_backend.guided.keywords import ANNOTATIONS, ASSERTIONS
-from python_backend.guided.llguidance_backend import SUPPORT
+from python_backend.guided.llguidance_support import SUPPORT
 from tests.tools.guided_suite import run_suite
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ SCRIPT = [[7], [8], [9], ANY, [10], [11], ANY, [12], ANY, ANY, *[[t] for t in ra
 
 def answer_of(driver, script=SCRIPT, *, forcing=True, **options):
     options.setdefault("max_tokens", 64)
-    request = make_request("r", [5, 6, 7], end_ids=(END,), **options)
+    request = make_request("r", [5], end_ids=(END,), **options)  # one token: no step for the prompt alone
     driver.engine.submit(request, future_mask(script, END, forcing=forcing))
     return driver.collect(1)["r"]
 

@@ -8,7 +8,7 @@ import pytest
 
 from python_backend.errors import Unsupported
 from python_backend.guided.keywords import ASSERTIONS, Support, audit, ecma_spaces
-from python_backend.guided.llguidance_backend import SUPPORT
+from python_backend.guided.llguidance_support import SUPPORT
 from tests.unit.guided_helpers import accepts, backend, compiled
 
 
