@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from python_backend.errors import BuildError, InvalidRequest, NotFound
-from python_backend.lora.modules import MODULE_OF
+from python_backend.lora.modules import PROJECTIONS
 from python_backend.lora.peft import CONFIG_FILE, WEIGHTS_FILE, PeftConfig, read_peft
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class AdapterRegistry:
             directory=place,
             task_id=task_id,
             rank=adapter.rank,
-            modules=tuple(MODULE_OF[projection] for projection in adapter.projections),
+            modules=tuple(module for module, projection in PROJECTIONS.items() if projection in adapter.projections),
             nbytes=adapter.nbytes,
             content_hash=f"{adapter.version:016x}",
             base_model=PeftConfig.read(place).base_model,

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-import tritonclient.grpc as grpcclient
 
 import clients
+from clients import adapter_list
 from clients.grpc_client import GrpcClient
 from clients.http_client import HttpClient
 from clients.types import GenerateRequest
@@ -142,8 +143,22 @@ def test_adapters_come_change_and_go_while_the_server_runs(deployment, alone):
 
 
 def test_the_server_lists_names_with_ids_and_ranks(deployment):
-    with grpcclient.InferenceServerClient(deployment.addresses.grpc) as client:
-        found = [json.loads(text) for text in client.infer("adapters", []).as_numpy("ADAPTERS")]
+    (first, *_) = found = adapter_list.adapters(deployment.addresses.grpc)
     assert [entry["name"] for entry in found] == list(NAMES)
-    assert found[0]["task_id"] == task_id_of("a0")
-    assert found[0]["rank"] == 4
+    assert (first["task_id"], first["rank"]) == (task_id_of("a0"), 4)
+    url = f"http://{deployment.addresses.http}/v2/models/adapters/infer"
+    with urllib.request.urlopen(urllib.request.Request(url, b'{"inputs": []}'), timeout=30) as reply:
+        (output,) = json.load(reply)["outputs"]
+    assert [json.loads(text) for text in output["data"]] == found
+
+
+def test_the_command_prints_them_or_says_that_there_are_none(deployment, server, capsys):
+    assert adapter_list.main(["--url", deployment.addresses.grpc]) == 0
+    assert (
+        capsys.readouterr()
+        .out.splitlines()[0]
+        .startswith(f"a0\ttask id {task_id_of('a0')}\trank 4\tattn_q, attn_k, attn_v")
+    )
+    assert adapter_list.main(["--url", server.grpc]) == 1
+    assert "this server has no adapters" in capsys.readouterr().err
+    assert adapter_list.main(["--url", "127.0.0.1:1"]) == 3
