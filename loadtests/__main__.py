@@ -5,5 +5,5 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__":
-    sys.stderr.write("Load tests with an SLO are not part of this version yet. `make bench` measures speed and latency.\n")
+    sys.stderr.write("Load tests with an SLO are not part of this version. `make bench` measures speed and latency.\n")
     sys.exit(2)
