@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -279,3 +280,13 @@ def test_a_named_adapter_that_is_wrong_stops_the_start(tmp_path):
         AdapterRegistry(BASE, {"gone": tmp_path / "gone"})
     with pytest.raises(BuildError, match=r"Adapter name '../x'"):
         AdapterRegistry(BASE, {"../x": tmp_path})
+
+
+@pytest.mark.parametrize("name", ["json", "pirate"])
+def test_the_shipped_adapters_fit_the_demo_model(name):
+    root = Path(__file__).parents[2]
+    adapter = read_peft(
+        root / "adapters" / "smollm2-135m" / name, base_of(root / "build_engines/shapes/smollm2-135m"), 1
+    )
+    assert adapter.rank == 4
+    assert len(adapter.parts) == 30 * 4
