@@ -40,7 +40,8 @@ def render_trtllm(plan: EnginePlan, deployment_dir: PurePosixPath, directory: Pa
     """
     settings = Settings.of(plan.spec, directory)
     engine_dir, tokenizer_dir = str(deployment_dir / "engine"), str(deployment_dir / "weights")
-    render(replace(settings, engine_dir=engine_dir, tokenizer_dir=tokenizer_dir), directory)
+    # The model `adapters` lists what our own engine has.
+    render(replace(settings, engine_dir=engine_dir, tokenizer_dir=tokenizer_dir, lora=False), directory)
     configs = {name: from_text((directory / name / "config.pbtxt").read_text()) for name in MODELS}
     _keep_classic(configs["tensorrt_llm"])
     _to_backend(plan, configs["tensorrt_llm"])
