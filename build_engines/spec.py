@@ -72,7 +72,7 @@ class Limits(Section):
         default="max_utilization", description="guaranteed_no_evict starts a sequence only when all its blocks are free"
     )
     stream_interval: CountOrZero = Field(
-        default=0, description="tokens in a streamed response; 0 = one for each 16 sequences that run"
+        default=0, description="tokens in a streamed response; 0 = 1 up to 4 running sequences, 2 up to 32, and so on"
     )
     enable_fast_forward: Flag = Field(
         default=True, description="take tokens that a constraint leaves no choice about without a step of their own"

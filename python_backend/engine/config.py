@@ -26,6 +26,6 @@ class EngineConfig:
     enable_fast_forward: bool = True  # tokens that a mask forces take no step of their own
     batching_strategy: Literal["inflight_fused_batching", "V1"] = "inflight_fused_batching"
     batch_scheduler_policy: Literal["max_utilization", "guaranteed_no_evict"] = "max_utilization"
-    stream_interval: int = 0  # tokens in a streamed response; 0: one for each 16 sequences that run
+    stream_interval: int = 0  # tokens in a streamed response; 0: 1 up to 4 running sequences, 2 up to 32, …
     num_threads: int = 0  # 0: OpenVINO decides
     max_lora_rank: int = 0  # largest rank of an adapter; 0: no adapters

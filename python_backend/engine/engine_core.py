@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 # A step that fails is the fault of what it holds; this many in a row mean that the engine itself is broken.
 MAX_FAILED_STEPS = 3
-SEQUENCES_PER_STREAMED_TOKEN = 16
 
 
 class EngineCore:
@@ -202,7 +201,7 @@ class EngineCore:
             if sequence.request.return_generation_logits:
                 sequence.generation_logits.append(row.copy())
         # A response costs the same whatever it carries, and many streams would take the cores from the engine.
-        interval = self.config.stream_interval or -(-len(self.scheduler.running) // SEQUENCES_PER_STREAMED_TOKEN)
+        interval = self.config.stream_interval or stream_interval(len(self.scheduler.running))
         tokens = self._sampler.sample(logits, sequences, masks.bitmasks)
         for row, ((group, sequence), token) in enumerate(zip(chosen_for, tokens, strict=True)):
             state = self._owner.get(group)
@@ -292,6 +291,11 @@ class EngineCore:
         """Take the snapshot that other threads read."""
         self._iteration += bool(batch.groups)
         self.stats = engine_stats(self.scheduler, self.blocks, batch, self._iteration, self._generated_tokens)
+
+
+def stream_interval(num_running: int) -> int:
+    """Tokens in a streamed response: 1 up to 4 sequences, 2 up to 32, and one more for each further 32."""
+    return 1 if num_running <= 4 else 1 + -(-num_running // 32)
 
 
 def _step_input(sequence: Sequence) -> StepInput:
