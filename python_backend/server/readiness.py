@@ -43,10 +43,21 @@ def check_request(addresses: Addresses, model: str, timeout_s: float = 120.0) ->
     if "text_output" not in json.loads(body):
         raise BuildError(f"model {model} answered the first request without text_output: {body[:200]}")
     for name, port in (("gRPC", addresses.grpc), ("metrics", addresses.metrics)):
+        _wait_until_it_listens(addresses.host, name, port)
+
+
+def _wait_until_it_listens(host: str, name: str, port: int, timeout_s: float = 5) -> None:
+    """Triton opens its ports one after the other, metrics last: the first answer may come before that."""
+    deadline = time.monotonic() + timeout_s
+    while True:
         try:
-            socket.create_connection((addresses.host, port), timeout=5).close()
+            socket.create_connection((host, port), timeout=timeout_s).close()
         except OSError as error:
-            raise BuildError(f"Triton does not listen on its {name} port {port}: {error}.") from None
+            if time.monotonic() > deadline:
+                raise BuildError(f"Triton does not listen on its {name} port {port}: {error}.") from None
+            time.sleep(0.02)
+        else:
+            return
 
 
 def _status(addresses: Addresses, path: str) -> int:
