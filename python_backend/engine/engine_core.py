@@ -14,7 +14,7 @@ from python_backend.engine.beam_group import best_hypotheses, open_beams, step_b
 from python_backend.engine.block_manager import BlockManager
 from python_backend.engine.fast_forward import may_fast_forward, num_logits, scored_now, take, take_forced
 from python_backend.engine.masks import MaskFiller, MaskQueue, StepMasks, attach_masks
-from python_backend.engine.request_state import RequestState
+from python_backend.engine.request_state import RequestState, stream_interval
 from python_backend.engine.runner import ModelRunner, StepInput
 from python_backend.engine.sampler import Sampler
 from python_backend.engine.scheduler import Batch, Scheduler, SequenceGroup
@@ -291,11 +291,6 @@ class EngineCore:
         """Take the snapshot that other threads read."""
         self._iteration += bool(batch.groups)
         self.stats = engine_stats(self.scheduler, self.blocks, batch, self._iteration, self._generated_tokens)
-
-
-def stream_interval(num_running: int) -> int:
-    """Tokens in a streamed response: 1 up to 4 sequences, 2 up to 32, and one more for each further 32."""
-    return 1 if num_running <= 4 else 1 + -(-num_running // 32)
 
 
 def _step_input(sequence: Sequence) -> StepInput:

@@ -99,3 +99,8 @@ class RequestState:
             alloc_total_blocks=alloc,
             reused_blocks=sum(g.reused_blocks for g in self.groups),
         )
+
+
+def stream_interval(num_running: int) -> int:
+    """Tokens in a streamed response: 1 up to 4 sequences, 2 up to 32, and one more for each further 32."""
+    return 1 if num_running <= 4 else 1 + -(-num_running // 32)
