@@ -13,7 +13,7 @@ EXPLAINED = {
     "engine_vs_openvino_genai": "Our engine in process against OpenVINO GenAI's ContinuousBatchingPipeline, output "
     "tokens/s over the whole run, requests submitted at once, greedy, end ignored, every prompt new random tokens. The "
     "peer loads the same GGUF file as it is (gguf) and converted to Q8_0 and F16; the ratio is to its fastest.",
-    "server_vs_engine": "Streams through gRPC and the ensemble of `make serve`, one response per token, against the "
+    "server_vs_engine": "Streams through gRPC and the ensemble of `make serve`, against the "
     "engine in process with the same prompts.",
     "inflight_vs_static": "A trace with 90 % of the answers 8 to 32 tokens long and 10 % 256, all submitted at once: "
     "in-flight batching against the same engine with `batching_strategy` V1, which holds a batch until all are done.",
