@@ -18,9 +18,11 @@ from build_engines.plan.picture import memory_picture
 from build_engines.plan.report import report
 from build_engines.plan.source_config import source_config
 from build_engines.steps import STAMP, Step, Workspace
-from build_engines.trtllm.launch import DEPLOYMENTS, DOCKERFILE, compose, launch_script
+from build_engines.trtllm.image import DEPLOYMENTS, dockerfile
+from build_engines.trtllm.launch import compose, launch_script, machines
 from build_engines.trtllm.manifests import as_yaml, manifests
 from build_engines.trtllm.mapping import Mapping
+from build_engines.trtllm.multi_node import leader_worker_set, stateful_set
 from build_engines.trtllm.pipeline import Stage, stages
 from build_engines.trtllm.script import build_script
 from build_engines.trtllm.versions import Versions
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 _HERE = Path(__file__).resolve().parent
 _CODE = ("trtllm/*.py", "trtllm/*.json", "plan/*.py", "repository.py", "wiring.py", "templates.py", "quantize.py")
+_FILES_OF_SOME = {"compose.yaml", "kubernetes-statefulset.yaml"}  # that not every deployment has
 
 
 class GpuBuild:
@@ -155,14 +158,20 @@ class GpuBuild:
                 origin=self._origin(),
             ),
             "launch.sh": launch_script(self.plan),
-            "Dockerfile": DOCKERFILE,
-            "compose.yaml": compose(self.plan),
+            "Dockerfile": dockerfile(several_machines=machines(self.plan) > 1),
         }
-        objects = manifests(self.plan)
-        return found | ({"kubernetes.yaml": as_yaml(objects)} if objects else {})
+        if machines(self.plan) == 1:
+            return found | {"compose.yaml": compose(self.plan), "kubernetes.yaml": as_yaml(manifests(self.plan))}
+        return found | {
+            "kubernetes.yaml": as_yaml(leader_worker_set(self.plan)),
+            "kubernetes-statefulset.yaml": as_yaml(stateful_set(self.plan)),
+        }
 
     def _write_files(self) -> None:
-        for name, text in self.files().items():
+        files = self.files()
+        for name in _FILES_OF_SOME - files.keys():  # of an earlier spec
+            (self.root / name).unlink(missing_ok=True)
+        for name, text in files.items():
             write_atomic(self.root / name, text.encode())
             if name.endswith(".sh"):
                 (self.root / name).chmod(0o755)

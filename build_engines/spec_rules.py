@@ -102,10 +102,26 @@ def _parallel(file: SpecFile, target: str, invalid: set[Location]) -> list[Findi
     if parallel["instances"] > 1 and ranks > 1 and leads:
         text = f"is {parallel['instances']}; of {ranks} ranks each, only parallel.mpi orchestrator serves several."
         found.append((("parallel", "instances"), text))
+    return found + _machines(file, tp, ranks, parallel["instances"], target)
+
+
+def _machines(file: SpecFile, tp: int, ranks: int, instances: int, target: str) -> list[Finding]:
+    """What one machine holds, and what may cross to another."""
     per_node = file.section("hardware").get("cards_per_node", 8)
     if tp > per_node:
         text = f"is {tp}; allowed: up to cards_per_node ({per_node}). Give the rest to pp: it crosses machines cheaply."
+        return [(("parallel", "tp"), text)]
+    found: list[Finding] = []
+    if ranks > per_node and per_node % tp:
+        text = f"is {tp}; over several machines it must divide cards_per_node ({per_node}), or it would cross them."
         found.append((("parallel", "tp"), text))
+    if ranks > per_node and target == "trtllm" and file.section("parallel").get("mpi") == "orchestrator":
+        text = f"is orchestrator, which spawns workers on its own machine only; {ranks} ranks need leader."
+        found.append((("parallel", "mpi"), text))
+    most = max(1, per_node // ranks)
+    if instances > most:
+        text = f"is {instances}; one deployment holds {most} of {ranks} cards. Run more deployments of it for the rest."
+        found.append((("parallel", "instances"), text))
     return found
 
 

@@ -1,4 +1,4 @@
-"""How Triton is started for a deployment: launch.sh, Dockerfile, compose.yaml. Knows nothing of how it was built."""
+"""How Triton is started for a deployment: launch.sh and compose.yaml. Knows nothing of how it was built."""
 
 from __future__ import annotations
 
@@ -7,27 +7,20 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from build_engines.plan.report import report
-from build_engines.trtllm.versions import CONTAINER
+from build_engines.trtllm.image import DEPLOYMENTS, IMAGE
+from build_engines.trtllm.mpi_hosts import MPI_HOSTS
 
 if TYPE_CHECKING:
     from build_engines.plan.engine_plan import EnginePlan
 
-DEPLOYMENTS = "/deployments"  # where the container finds engines/
-IMAGE = "triton-llm-stack:26.07"
 _SERVER = "/opt/tritonserver/bin/tritonserver"
-_PACKAGE_DIR = "/opt/triton-llm-stack"
-
-DOCKERFILE = f"""\
-# Triton with TensorRT-LLM and this package. Build it from the repository's root:
-#   docker build -f engines/<name>/Dockerfile -t {IMAGE} .
-FROM {CONTAINER}
-RUN pip install --no-cache-dir 'tokenizers>=0.23' 'jinja2>=3.1.6' 'pyyaml>=6.0.2' 'pydantic>=2.11' 'ml_dtypes>=0.5.4' \\
-    'tritonclient[grpc]>=2.73' 'nvidia-modelopt'
-COPY python_backend {_PACKAGE_DIR}/python_backend
-COPY build_engines {_PACKAGE_DIR}/build_engines
-COPY model_repo {_PACKAGE_DIR}/model_repo
-# Triton's Python processes do not read PYTHONPATH.
-RUN python3 -c "import site; open(site.getsitepackages()[0] + '/triton-llm-stack.pth', 'w').write('{_PACKAGE_DIR}')"
+_HEAD = """\
+#!/bin/bash
+# Serves {name}. Ports: HTTP_PORT, GRPC_PORT, METRICS_PORT.
+set -euo pipefail
+HERE=$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)
+HTTP_PORT=${{HTTP_PORT:-8000}} GRPC_PORT=${{GRPC_PORT:-8001}} METRICS_PORT=${{METRICS_PORT:-8002}}
+python3 -m build_engines verify "$HERE"
 """
 
 
@@ -36,31 +29,37 @@ def world_size(plan: EnginePlan) -> int:
     return plan.cards_per_instance * plan.spec.deployment.parallel.instances
 
 
+def machines(plan: EnginePlan) -> int:
+    """Machines that serve together; instances that do not fit one machine are refused with the spec."""
+    return -(-world_size(plan) // plan.spec.deployment.hardware.cards_per_node)
+
+
+def cards_per_machine(plan: EnginePlan) -> int:
+    """Cards that each of them gives."""
+    return min(world_size(plan), plan.spec.deployment.hardware.cards_per_node)
+
+
 def launch_script(plan: EnginePlan) -> str:
     """launch.sh: versions are compared first, then Triton starts as the deployment's MPI mode wants it.
 
-    leader: a Triton per rank under mpirun; only rank 0 serves, the others load the engine alone. Instances of one rank
-    share a Triton. orchestrator: one Triton, which spawns a worker per rank.
+    leader: a Triton per rank under mpirun, on one machine or several; only rank 0 serves, the others load the engine
+    alone. Instances of one rank share a Triton. orchestrator: one Triton, which spawns a worker per rank. The LLM API
+    spawns its ranks itself on one machine, and is given them by mpirun on several.
     """
-    head = (
-        "#!/bin/bash\n"
-        f"# Serves {plan.spec.name}. Ports: HTTP_PORT, GRPC_PORT, METRICS_PORT.\n"
-        "set -euo pipefail\n"
-        'HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)\n'
-        "HTTP_PORT=${HTTP_PORT:-8000} GRPC_PORT=${GRPC_PORT:-8001} METRICS_PORT=${METRICS_PORT:-8002}\n"
-        'python3 -m build_engines verify "$HERE"\n'
-    )
-    if plan.spec.deployment.target == "llmapi":  # the LLM API spawns its ranks itself
-        return head + f"exec {_triton()}\n"
-    if plan.spec.deployment.parallel.mpi == "orchestrator":
-        return head + f"export TRTLLM_ORCHESTRATOR=1\nexec mpirun --allow-run-as-root -n 1 {_triton()}\n"
-    if plan.cards_per_instance == 1:
-        return head + f"exec {_triton()}\n"
-    ranks = " : \\\n    ".join(f"-n 1 {_triton(rank)}" for rank in range(plan.cards_per_instance))
+    parallel, llmapi = plan.spec.deployment.parallel, plan.spec.deployment.target == "llmapi"
+    head = _HEAD.format(name=plan.spec.name)
     hosts = ""
-    if world_size(plan) > plan.spec.deployment.hardware.cards_per_node:
-        head += ': "${HOSTFILE:?names the machines, one a line with slots=N}"\n'
-        hosts = '--hostfile "$HOSTFILE" -x LD_LIBRARY_PATH -x PATH '
+    if machines(plan) > 1:
+        head += MPI_HOSTS.format(budget_s=start_budget_s(plan), slots=cards_per_machine(plan))
+        hosts = '--prefix "$prefix" --hostfile "$HOSTFILE" $exports '
+    if llmapi and hosts:
+        ranks = f"-n {plan.cards_per_instance} trtllm-llmapi-launch {_triton()}"
+    elif llmapi or (parallel.mpi == "leader" and plan.cards_per_instance == 1):
+        return head + f"exec {_triton()}\n"
+    elif parallel.mpi == "orchestrator":
+        return head + f"export TRTLLM_ORCHESTRATOR=1\nexec mpirun --allow-run-as-root -n 1 {_triton()}\n"
+    else:
+        ranks = " : \\\n    ".join(f"-n 1 {_triton(rank)}" for rank in range(plan.cards_per_instance))
     return head + f"exec mpirun --allow-run-as-root {hosts}\\\n    {ranks}\n"
 
 
@@ -110,8 +109,4 @@ def start_budget_s(plan: EnginePlan) -> int:
 
 
 def _devices(plan: EnginePlan) -> dict[str, Any]:
-    return {
-        "driver": "nvidia",
-        "count": min(world_size(plan), plan.spec.deployment.hardware.cards_per_node),
-        "capabilities": ["gpu"],
-    }
+    return {"driver": "nvidia", "count": cards_per_machine(plan), "capabilities": ["gpu"]}

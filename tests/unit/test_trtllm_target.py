@@ -20,8 +20,6 @@ from build_engines.plan.source_config import source_config
 from build_engines.progress import Silent
 from build_engines.spec import load_spec
 from build_engines.templates import from_text
-from build_engines.trtllm.launch import compose, launch_script
-from build_engines.trtllm.manifests import manifests
 from build_engines.trtllm.pipeline import build_command, stages
 from build_engines.trtllm.tool import Command, flag_table
 from python_backend.contract import model_contract
@@ -71,8 +69,8 @@ def test_every_gpu_spec_dry_runs_renders_and_passes_the_check(
     for name in ("build.sh", "launch.sh"):
         assert subprocess.run(["bash", "-n", str(place / name)]).returncode == 0
     json.loads((place / "plan" / "plan.json").read_text())
-    yaml.safe_load((place / "compose.yaml").read_text())
     assert len(list(yaml.safe_load_all((place / "kubernetes.yaml").read_text()))) == 3
+    assert (place / "compose.yaml").exists() != (place / "kubernetes-statefulset.yaml").exists()
 
 
 @pytest.mark.parametrize("name", GOLDEN_SPECS)
@@ -279,79 +277,6 @@ def test_text_models_know_that_another_backend_serves(tmp_path: Path) -> None:
     configs = configs_of(dry_run(SPECS / "llama-3.1-8b-h100.yaml", tmp_path))
     for name in ("preprocessing", "postprocessing"):
         assert configs[name].parameters["target"].string_value == "trtllm"
-
-
-# --- launch and manifests -----------------------------------------------------------------------------------------
-
-
-def test_a_triton_runs_for_each_rank_and_only_the_first_loads_everything() -> None:
-    script = launch_script(plan_of(SPECS / "llama-3.3-70b-h100-tp4.yaml"))
-    lines = [line for line in script.splitlines() if "-n 1" in line]
-    assert len(lines) == 4
-    assert "--load-model" not in lines[0]
-    assert all("--model-control-mode=explicit --load-model=tensorrt_llm" in line for line in lines[1:])
-    assert [re.findall(r"prefix\d_", line) for line in lines] == [[f"prefix{rank}_"] for rank in range(4)]
-    assert all("--disable-auto-complete-config" in line for line in lines)
-
-
-def test_the_orchestrator_spawns_its_own_workers(tmp_path: Path) -> None:
-    spec = spec_file(tmp_path, "llama-3.3-70b-h100-tp4", ("ep: 1}", "ep: 1, mpi: orchestrator}"))
-    script = launch_script(plan_of(spec))
-    assert "TRTLLM_ORCHESTRATOR=1" in script
-    assert script.count("-n 1") == 1
-
-
-def test_two_instances_have_cards_of_their_own(tmp_path: Path) -> None:
-    spec = spec_file(tmp_path, "llama-3.3-70b-h100-tp2", ("ep: 1}", "ep: 1, instances: 2}"))
-    with pytest.raises(BuildError, match=r"parallel.instances: is 2; of 2 ranks each, only parallel.mpi orchestrator"):
-        load_spec(spec)
-    spec.write_text(spec.read_text().replace("instances: 2}", "instances: 2, mpi: orchestrator}"))
-    config = configs_of(dry_run(spec, tmp_path))["tensorrt_llm"]
-    assert config.parameters["gpu_device_ids"].string_value == "0,1;2,3"
-    assert config.instance_group[0].count == 2
-
-
-def test_small_instances_share_one_triton(tmp_path: Path) -> None:
-    plan = plan_of(spec_file(tmp_path, "qwen2.5-7b-h100", ("ep: 1}", "ep: 1, instances: 3}")))
-    script = launch_script(plan)
-    assert "mpirun" not in script
-    assert (
-        yaml.safe_load(compose(plan))["services"]["triton"]["deploy"]["resources"]["reservations"]["devices"][0][
-            "count"
-        ]
-        == 3
-    )
-
-
-def test_ranks_on_several_machines_need_a_hostfile(tmp_path: Path) -> None:
-    spec = spec_file(
-        tmp_path,
-        "llama-3.3-70b-h100-tp4",
-        ("pp: 1", "pp: 2"),
-        ("card: h100-sxm", "card: h100-sxm\n  cards_per_node: 4"),
-    )
-    plan = plan_of(spec)
-    script = launch_script(plan)
-    assert '--hostfile "$HOSTFILE"' in script
-    assert script.count("-n 1") == 8
-    assert manifests(plan) == []
-    done = subprocess.run(["bash", "-n"], input=script, text=True)
-    assert done.returncode == 0
-
-
-def test_probes_have_the_time_that_the_plan_says_a_start_takes() -> None:
-    plan = plan_of(SPECS / "llama-3.3-70b-h100-tp4.yaml")
-    claim, deployment, service = manifests(plan)
-    pod = deployment["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    probe = container["startupProbe"]
-    assert probe["periodSeconds"] * probe["failureThreshold"] >= 120 + 3 * 24  # 72.7 GB at 3 GB/s
-    assert container["resources"]["limits"]["nvidia.com/gpu"] == 4
-    assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
-    assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"]
-    assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", service["metadata"]["name"])
-    service = yaml.safe_load(compose(plan))["services"]["triton"]
-    assert service["deploy"]["resources"]["reservations"]["devices"][0]["count"] == 4
 
 
 # --- versions -----------------------------------------------------------------------------------------------------
