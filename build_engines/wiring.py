@@ -95,6 +95,8 @@ _SAME_NAME = (
     "exclude_stop_words_in_output",
     "timeout_ms",
     "top_logprobs",
+    "logprobs_mode",
+    "top_prompt_logprobs",
     "early_stopping",
     "beam_search_diversity_rate",
     "no_repeat_ngram_size",
@@ -121,6 +123,8 @@ _RESULTS = (
     "finish_reason",
     "warnings",
     "logprobs",
+    "logprobs_distribution",
+    "prompt_logprobs",
 )
 
 _TENSORRT_LLM = EnsembleStep(

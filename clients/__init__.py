@@ -17,8 +17,9 @@ from clients.grpc_aio import AsyncGrpcClient, AsyncStream
 from clients.grpc_client import GrpcClient, Stream
 from clients.http_aio import AsyncHttpClient, AsyncHttpStream
 from clients.http_client import HttpClient, HttpStream
+from clients.log_probs import LogProb
 from clients.structured import generate_as, parse_as, schema_values
-from clients.types import Chunk, GenerateRequest, LogProb, Result, SequenceResult, Usage
+from clients.types import Chunk, GenerateRequest, Result, SequenceResult, Usage
 
 __all__ = [
     "AsyncGrpcClient",

@@ -5,16 +5,16 @@ Knows nothing of gRPC or HTTP.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from clients.errors import Cancelled, ServerFailure, StreamBroken, out_of_time
-from clients.types import Chunk, GenerateRequest, LogProb, Result, SequenceResult, Usage
+from clients.log_probs import LogProb, parse_content
+from clients.types import Chunk, GenerateRequest, Result, SequenceResult, Usage
 
-_IN_CHUNK = frozenset(
-    {"text_output", "finish_reason", "logprobs", "warnings", "sequence_index", "num_input_tokens", "num_output_tokens"}
-)
+_LOG_PROBS = frozenset({"logprobs", "logprobs_distribution", "prompt_logprobs"})
+_COUNTS = frozenset({"num_input_tokens", "num_output_tokens"})
+_IN_CHUNK = _LOG_PROBS | _COUNTS | {"text_output", "finish_reason", "warnings", "sequence_index"}
 
 
 class _Sequence:
@@ -38,6 +38,8 @@ class Answer:
         self._sequences: dict[int, _Sequence] = {}
         self._warnings: list[str] = []
         self._outputs: dict[str, Any] = {}
+        self._prompt_logprobs: tuple[LogProb, ...] = ()
+        self._logprobs_distribution: str | None = None
         self._num_input_tokens: int | None = None
         self._num_output_tokens: int | None = None
 
@@ -69,6 +71,8 @@ class Answer:
                 sequence.logprobs.extend(chunk.logprobs[beam])
         self._warnings += [warning for warning in chunk.warnings if warning not in self._warnings]
         self._outputs.update((name, value) for name, value in chunk.outputs.items() if name not in _IN_CHUNK)
+        self._prompt_logprobs = self._prompt_logprobs or chunk.prompt_logprobs
+        self._logprobs_distribution = self._logprobs_distribution or chunk.logprobs_distribution
         if chunk.num_input_tokens is not None:
             self._num_input_tokens = chunk.num_input_tokens
         if chunk.num_output_tokens is not None:
@@ -119,6 +123,8 @@ class Answer:
             sequences=sequences or (SequenceResult("", "cancelled" if self.cancelled else None),),
             usage=Usage(self._num_input_tokens, self._num_output_tokens),
             warnings=tuple(self._warnings),
+            logprobs_distribution=self._logprobs_distribution,
+            prompt_logprobs=self._prompt_logprobs,
             outputs=dict(self._outputs),
         )
 
@@ -132,7 +138,9 @@ def _chunk(outputs: Mapping[str, Any]) -> Chunk:
         sequence_index=_integer(outputs, "sequence_index") or 0,
         finish_reason=reasons[0] if reasons else None,
         finish_reasons=reasons,
-        logprobs=tuple(tuple(LogProb.parse(e) for e in json.loads(text)) for text in outputs.get("logprobs", ())),
+        logprobs=tuple(parse_content(text) for text in outputs.get("logprobs", ())),
+        logprobs_distribution=next(iter(outputs.get("logprobs_distribution", ())), None),
+        prompt_logprobs=parse_content(next(iter(outputs.get("prompt_logprobs", ())), "[]")),
         warnings=tuple(outputs.get("warnings", ())),
         num_input_tokens=_integer(outputs, "num_input_tokens"),
         num_output_tokens=_integer(outputs, "num_output_tokens"),

@@ -20,6 +20,7 @@ examples:
   python -m clients "The capital of France is" --max-tokens 20
   python -m clients --chat --system "Answer in one sentence." "Why is the sky blue?" --temperature 0.7 --seed 1
   python -m clients "Name a colour:" --choice red --choice green --choice blue
+  python -m clients "The capital of France is" --max-tokens 5 --top-logprobs 3
   python -m clients - --protocol http --json < prompt.txt
   python -m clients --chat                            (a conversation)
 """
@@ -70,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--chat", action="store_true", help="use the model's chat template; without a prompt: a conversation")
     add("--system", help="system message for --chat")
     _add_sampling(parser)
+    _add_log_probs(parser)
     guide = parser.add_argument_group("constraints").add_mutually_exclusive_group()
     guide.add_argument("--json-schema", metavar="SCHEMA", help="answer in JSON by this schema; @FILE reads it")
     guide.add_argument("--regex", help="answer matching a regular expression")
@@ -101,14 +103,17 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
     add("-n", type=int, metavar="N", dest="num_return_sequences", help="this many answers")
     add("--beam-width", type=int, metavar="N")
     add("--lora", metavar="NAME", dest="lora_name", help="adapter by name")
-    add(
-        "--logprobs",
-        type=int,
-        metavar="N",
-        dest="top_logprobs",
-        help="log-probabilities, with N alternatives per token",
-    )
     add("--set", action="append", metavar="TENSOR=JSON", default=[], help="any other input, such as end_id=-1")
+
+
+def _add_log_probs(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("log-probs")
+    add = group.add_argument
+    add("--logprobs", action="store_const", const=0, dest="top_logprobs", help="a table of how likely each token was")
+    add("--top-logprobs", type=int, metavar="N", help="the same with the N likeliest tokens at each place, up to 20")
+    add("--prompt-logprobs", action="store_const", const=0, dest="top_prompt_logprobs", help="a table of the prompt")
+    add("--top-prompt-logprobs", type=int, metavar="N", help="the same with the N likeliest tokens at each place")
+    add("--logprobs-mode", choices=("raw", "processed"), help="the model's own distribution, or what was drawn from")
 
 
 def _values(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -15,10 +15,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 from clients import arguments as args
+from clients import log_probs
 from clients.errors import ClientError, ServerUnavailable
 from clients.grpc_client import GrpcClient
 from clients.http_client import HttpClient
-from clients.types import GenerateRequest, LogProb, Prompt, Result
+from clients.types import GenerateRequest, Prompt, Result
 
 Client: TypeAlias = "GrpcClient | HttpClient"
 
@@ -124,9 +125,8 @@ def _show(result: Result, arguments: argparse.Namespace, clock: _Clock, *, print
             print(f"[{index}] {sequence.text}" if several else sequence.text, flush=True)
     for warning in result.warnings:
         _note(f"warning: {warning}")
-    if arguments.top_logprobs is not None and not arguments.json:
-        for entry in result.logprobs:
-            _note(_logprob_line(entry))
+    if not arguments.json:
+        _show_log_probs(result)
     if arguments.stats:
         _note(_stats_line(result, clock, elapsed))
 
@@ -137,9 +137,17 @@ def _as_json(result: Result) -> dict[str, Any]:
     return {"text": result.text, "finish_reason": result.finish_reason, **found}
 
 
-def _logprob_line(entry: LogProb) -> str:
-    others = "  ".join(f"{other.token!r} {other.logprob:.3f}" for other in entry.top_logprobs)
-    return f"{entry.logprob:9.3f}  {entry.token!r:<16} {others}".rstrip()
+def _show_log_probs(result: Result) -> None:
+    if result.prompt_logprobs:
+        _note("\nprompt (raw)")
+        for line in log_probs.table(result.prompt_logprobs):
+            _note(line)
+    for index, sequence in enumerate(result.sequences):
+        if sequence.logprobs:
+            name = f"answer {index}" if len(result.sequences) > 1 else "answer"
+            _note(f"\n{name} ({result.logprobs_distribution})")
+            for line in log_probs.table(sequence.logprobs):
+                _note(line)
 
 
 def _stats_line(result: Result, clock: _Clock, elapsed: float) -> str:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from clients import ClientError, GenerateRequest, GrpcClient
+from clients.log_probs import table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,11 +75,20 @@ def structure(client: GrpcClient) -> None:
 
 
 def log_probs(client: GrpcClient) -> None:
-    """The natural log-probability of every token."""
-    request = GenerateRequest(text_input="The capital of France is", max_tokens=6, return_log_probs=True)
-    values = client.generate(request).outputs["output_log_probs"].reshape(-1)
-    print(" ".join(f"{value:.3f}" for value in values))
-    _hold(len(values) == 6 and (values <= 0).all() and values.any(), "log-probs are real values")
+    """How likely every token was, what else might have come, and how surprising the prompt is."""
+    request = GenerateRequest(
+        text_input="The capital of France is", max_tokens=6, top_logprobs=3, top_prompt_logprobs=0
+    )
+    result = client.generate(request)
+    for entries in (result.prompt_logprobs, result.logprobs):
+        print(*table(entries), sep="\n")
+    values = [entry.logprob for entry in result.logprobs]
+    _hold(
+        len(values) == 6 and all(value is not None and value < 0 for value in values),
+        "every token has a log-prob, and it is no zero",
+    )
+    _hold("".join(entry.token for entry in result.logprobs) == result.text, "the tokens join to the text")
+    _hold(all(entry.top_logprobs[0].id == entry.id for entry in result.logprobs), "greedy takes the likeliest token")
 
 
 def prefix_reuse(client: GrpcClient) -> None:

@@ -27,7 +27,8 @@ _PERF_METRICS = (
     "total_draft_tokens",
 )
 _WANTED_WITH: dict[str, tuple[str, ...]] = {
-    "top_logprobs": ("logprobs",),
+    "top_logprobs": ("logprobs", "logprobs_distribution"),
+    "top_prompt_logprobs": ("prompt_logprobs",),
     "return_log_probs": ("cum_log_probs", "output_log_probs"),
     "return_context_logits": ("context_logits",),
     "return_generation_logits": ("generation_logits",),

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeAlias
 
+from clients.log_probs import LogProb
+
 Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = "str | Sequence[Message] | GenerateRequest"
 """Text to continue, chat messages, or a whole request."""
@@ -76,7 +78,9 @@ class GenerateRequest:
     prompt_table_extra_id: int | None = _tensor("UINT64")
     prompt_vocab_size: int | None = _tensor("INT32")
 
-    top_logprobs: int | None = _tensor("INT32")  # 0: the chosen token only
+    top_logprobs: int | None = _tensor("INT32")  # log-probs with that many alternatives; 0: the chosen token only
+    logprobs_mode: str | None = _tensor("BYTES")  # raw, or processed: after temperature, penalties, bans and guide
+    top_prompt_logprobs: int | None = _tensor("INT32")  # the same for the prompt's tokens
     return_log_probs: bool | None = _tensor("BOOL")
     return_context_logits: bool | None = _tensor("BOOL")
     return_generation_logits: bool | None = _tensor("BOOL")
@@ -125,27 +129,6 @@ DATATYPES: dict[str, str] = {f.name: f.metadata["datatype"] for f in fields(Gene
 
 
 @dataclass(frozen=True, slots=True)
-class LogProb:
-    """One token's log-probability (natural logarithm) and that of its alternatives, the likeliest first."""
-
-    token: str
-    logprob: float
-    bytes: tuple[int, ...] | None = None
-    top_logprobs: tuple[LogProb, ...] = ()
-
-    @classmethod
-    def parse(cls, entry: Mapping[str, Any]) -> LogProb:
-        """From one entry of OpenAI's `content` list."""
-        raw = entry.get("bytes")
-        return cls(
-            token=entry["token"],
-            logprob=float(entry["logprob"]),
-            bytes=None if raw is None else tuple(raw),
-            top_logprobs=tuple(cls.parse(other) for other in entry.get("top_logprobs", ())),
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Usage:
     """Tokens of prompt and answer; None when the server was not asked (return_num_*_tokens)."""
 
@@ -163,6 +146,8 @@ class Chunk:
     finish_reason: str | None = None  # in a sequence's last chunk
     finish_reasons: tuple[str, ...] = ()  # one per beam
     logprobs: tuple[tuple[LogProb, ...], ...] = ()  # per beam, one per token of this chunk
+    logprobs_distribution: str | None = None  # raw or processed; in the first chunk
+    prompt_logprobs: tuple[LogProb, ...] = ()  # one per token of the prompt; in one chunk, mostly the first
     warnings: tuple[str, ...] = ()
     num_input_tokens: int | None = None
     num_output_tokens: int | None = None  # of this chunk
@@ -186,6 +171,8 @@ class Result:
     sequences: tuple[SequenceResult, ...]
     usage: Usage = Usage()
     warnings: tuple[str, ...] = ()
+    logprobs_distribution: str | None = None  # what the log-probs of the answer tell of: raw or processed
+    prompt_logprobs: tuple[LogProb, ...] = ()
     outputs: Mapping[str, Any] = field(default_factory=dict, repr=False)  # other tensors, from the last chunk with each
 
     @property

@@ -15,6 +15,7 @@ from python_backend.errors import InvalidRequest, out_of_range
 if TYPE_CHECKING:
     import numpy as np
 
+LogprobsMode = Literal["raw", "processed"]
 FinishReason = Literal["stop", "length", "cancelled", "timeout", "error"]
 
 
@@ -108,6 +109,8 @@ class GenerationRequest:
     exclude_input: bool = True
     return_log_probs: bool = False
     top_logprobs: int | None = None  # None: no `logprobs` output; n: n alternatives per token
+    logprobs_mode: LogprobsMode = "raw"  # the distribution that `logprobs` tells of
+    top_prompt_logprobs: int | None = None  # the same for the prompt's tokens: `prompt_logprobs`, always raw
     return_context_logits: bool = False
     return_generation_logits: bool = False
     return_perf_metrics: bool = False

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from python_backend.engine.candidates import padded_size, top_k_ids
-from python_backend.engine.log_probs import TopLogProbs, log_sum_exp, top_log_probs
+from python_backend.engine.log_probs import RowScorer, TokenLogProbs, log_probs_at
 from python_backend.engine.logits_processor import LogitsProcessor
 from python_backend.engine.sampling_errors import all_banned, not_finite
 from python_backend.engine.stopping import ends_with_stop_word
@@ -45,7 +45,7 @@ class Hypothesis:
     score: float
     finish_reason: FinishReason
     log_probs: list[float]
-    top_log_probs: list[TopLogProbs] = field(default_factory=list)
+    top_log_probs: list[TokenLogProbs] = field(default_factory=list)
     text_cut: int = 0
 
 
@@ -58,7 +58,7 @@ class Beam:
     cum_ranking: float = 0.0  # sum of the processed log-probabilities, which the search compares
     cum_log_prob: float = 0.0  # sum of the raw ones, which it reports
     log_probs: list[float] = field(default_factory=list)
-    top_log_probs: list[TopLogProbs] = field(default_factory=list)
+    top_log_probs: list[TokenLogProbs] = field(default_factory=list)
 
 
 class _Candidate(NamedTuple):
@@ -69,7 +69,7 @@ class _Candidate(NamedTuple):
     token_id: int
     cum_ranking: float
     log_prob: float
-    top: TopLogProbs | None
+    shown: TokenLogProbs | None  # what `logprobs` says of it
 
 
 class BeamSearch:
@@ -97,7 +97,7 @@ class BeamSearch:
         self._find_text_stop = find_text_stop
         size = padded_size(vocab_size)
         self._logits = np.full(size, -np.inf, dtype=np.float32)
-        self._scratch = np.empty(size, dtype=np.float32)
+        self._scorer = RowScorer(vocab_size, size)
         self.beams = [Beam(list(request.prompt_ids), LogitsProcessor(request))]
         self._complete: list[Hypothesis] = []  # at most beam_width, best first
         self._settled = False  # what still grows cannot win any more
@@ -158,25 +158,33 @@ class BeamSearch:
     def _row_candidates(self, index: int, row: NDArray[np.float32]) -> list[_Candidate]:
         request, beam, width = self._request, self.beams[index], self._request.sampling.beam_width
         self._logits[: self._vocab_size] = row
-        raw_normalizer = normalizer = log_sum_exp(self._logits, row.max(), scratch=self._scratch)
-        top = None
-        if request.top_logprobs is not None:
-            top = top_log_probs(self._logits, raw_normalizer, min(request.top_logprobs, self._vocab_size))
+        raw_normalizer = normalizer = self._scorer.normalizer(self._logits, row.max())
+        top = self._top(raw_normalizer) if request.logprobs_mode == "raw" else None
         if not beam.processor.neutral:
             beam.processor.apply(row, beam.token_ids, None, out=self._logits[: self._vocab_size])
             maximum = self._logits.max()
             if maximum == -np.inf:
                 return []
-            normalizer = log_sum_exp(self._logits, maximum, scratch=self._scratch)
+            normalizer = self._scorer.normalizer(self._logits, maximum)
+        if request.logprobs_mode == "processed":
+            top = self._top(normalizer)
         # Enough of each beam to fill all places even if each token that ends it is among them.
         count = max(2 * width, width + len(request.end_ids) + len(request.stop_words))
         bonus = request.sampling.beam_search_diversity_rate * index
         candidates = []
         for token_id in top_k_ids(self._logits, min(count, self._vocab_size)).tolist():
-            cum_ranking = beam.cum_ranking + float(self._logits[token_id]) - normalizer
+            ranking = float(self._logits[token_id]) - normalizer
+            cum_ranking = beam.cum_ranking + ranking
             log_prob = float(row[token_id]) - raw_normalizer
-            candidates.append(_Candidate(-(cum_ranking + bonus), index, token_id, cum_ranking, log_prob, top))
+            own = log_prob if request.logprobs_mode == "raw" else ranking
+            shown = None if top is None else top._replace(log_prob=own)
+            candidates.append(_Candidate(-(cum_ranking + bonus), index, token_id, cum_ranking, log_prob, shown))
         return candidates
+
+    def _top(self, normalizer: float) -> TokenLogProbs | None:
+        """The most probable tokens of the row at hand, if asked for; the chosen one is not known yet."""
+        n = self._request.top_logprobs
+        return None if n is None else log_probs_at(self._logits, normalizer, 0, min(n, self._vocab_size))
 
     def _ending(self, candidate: _Candidate, length: int) -> tuple[bool, int] | None:
         """Whether the candidate completes its beam: (its token is output, text_cut), or None."""
@@ -229,7 +237,7 @@ class BeamSearch:
             cum_ranking=candidate.cum_ranking,
             cum_log_prob=parent.cum_log_prob + candidate.log_prob,
             log_probs=[*parent.log_probs, candidate.log_prob],
-            top_log_probs=[] if candidate.top is None else [*parent.top_log_probs, candidate.top],
+            top_log_probs=[] if candidate.shown is None else [*parent.top_log_probs, candidate.shown],
         )
 
     def _score(self, cum_ranking: float, length: int) -> float:

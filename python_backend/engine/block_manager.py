@@ -10,6 +10,8 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from python_backend.engine.prompt_reader import reads_prompt
+
 if TYPE_CHECKING:
     from python_backend.engine.sequence import Sequence
 
@@ -73,7 +75,7 @@ class BlockManager:
         assert not sequence.block_table
         parent = self._root(sequence.request.cache_salt)
         chain = self._chains[sequence] = [parent]
-        if not self._enable_reuse or sequence.request.return_context_logits:
+        if not self._enable_reuse or reads_prompt(sequence):
             return []
         limit = len(sequence.token_ids) - 1
         done = 0

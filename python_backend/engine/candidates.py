@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 GROUPS = 512
+_WIDE = 4096  # groups of a first pass where rows are a multiple of it: long runs are faster than many short ones
 
 
 class Candidates(NamedTuple):
@@ -34,18 +35,31 @@ def top_k_ids(logits: NDArray[np.float32], k: int) -> NDArray[np.int64]:
 
     Values of -inf are never among them, so that fewer than k may come back.
     """
-    if k < GROUPS:
-        # k groups have a maximum of at least the k-th largest maximum: no smaller value can be among the k largest.
-        maxima = logits.reshape(-1, GROUPS).max(axis=0)
-        bound = np.partition(maxima, GROUPS - k)[GROUPS - k]
-        ids = np.flatnonzero(logits >= bound) if bound > -np.inf else np.flatnonzero(logits > -np.inf)
-    else:
-        ids = np.flatnonzero(logits > -np.inf)
+    ids = _at_least_kth(logits, k) if k < GROUPS else np.flatnonzero(logits > -np.inf)
     if len(ids) > 4 * k:
         values = logits[ids]
         ids = ids[values >= np.partition(values, len(ids) - k)[len(ids) - k]]
     order: NDArray[np.int64] = np.argsort(-logits[ids], kind="stable")[:k]
     return ids[order]
+
+
+def _at_least_kth(logits: NDArray[np.float32], k: int) -> NDArray[np.int64]:
+    """Ids, rising, of some values among which the k largest are; k < GROUPS.
+
+    k groups have a maximum of at least the k-th largest maximum: no smaller value can be among the k largest.
+    """
+    width = _WIDE if len(logits) % _WIDE == 0 else GROUPS
+    groups = logits.reshape(-1, width)
+    maxima = np.maximum.reduce(groups, axis=0)
+    coarse = np.maximum.reduce(maxima.reshape(-1, GROUPS), axis=0)
+    bound = np.partition(coarse, GROUPS - k)[GROUPS - k]
+    if bound == -np.inf:
+        return np.flatnonzero(logits > -np.inf)
+    columns = np.flatnonzero(maxima >= bound)
+    if len(columns) * 8 > width:  # many equal values
+        return np.flatnonzero(logits >= bound)
+    rows, places = np.nonzero(groups[:, columns] >= bound)
+    return rows * width + columns[places]
 
 
 def softmax_weights(logits: NDArray[np.float32], maximum: np.float32, out: NDArray[np.float32]) -> NDArray[np.float32]:

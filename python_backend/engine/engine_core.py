@@ -171,9 +171,8 @@ class EngineCore:
         state = self._owner[group]
         for offset, token_id in list(scored_now(sequence, num_rows)):
             self._score(sequence, logits[row + offset], token_id)
-        missing = sequence.num_prompt_tokens - sequence.num_computed_tokens
-        if group.request.return_context_logits and group is state.groups[0] and missing > 0:
-            state.context_logits.append(logits[row : row + min(missing, num_rows)].copy())
+        if state.prompt is not None:
+            state.prompt.read(sequence, logits[row : row + num_rows], self._sampler)
         sequence.num_computed_tokens += sequence.num_scheduled_tokens
         sequence.num_scheduled_tokens = 0
         self.blocks.commit(sequence)
@@ -223,7 +222,7 @@ class EngineCore:
         length = len(sequence.token_ids)
         decision = take(sequence, token_id, self.config.max_seq_len)
         if decision.finish_reason is None and may_fast_forward(sequence, self.config):
-            decision = take_forced(sequence, self.config.max_seq_len) or decision
+            decision = take_forced(sequence, self.config.max_seq_len, self.masks) or decision
         self._generated_tokens += len(sequence.token_ids) - length
         if decision.finish_reason is not None and sequence.num_unscored_tokens:
             sequence.pending_end, decision = decision, StopDecision(append=True)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from python_backend.engine.prompt_reader import reads_prompt
 from python_backend.engine.stopping import StopDecision, decide
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from python_backend.engine.config import EngineConfig
+    from python_backend.engine.masks import MaskFiller
     from python_backend.engine.sequence import Sequence
     from python_backend.request import GenerationRequest
 
@@ -38,7 +40,7 @@ def take(sequence: Sequence, token_id: int, max_seq_len: int) -> StopDecision:
     return decision
 
 
-def take_forced(sequence: Sequence, max_seq_len: int) -> StopDecision | None:
+def take_forced(sequence: Sequence, max_seq_len: int, masks: MaskFiller) -> StopDecision | None:
     """Append the tokens that must come next; the last decision, None when nothing is forced."""
     assert sequence.mask is not None
     decision = None
@@ -46,6 +48,8 @@ def take_forced(sequence: Sequence, max_seq_len: int) -> StopDecision | None:
     for token_id in sequence.mask.forced_tokens():
         if token_id in sequence.request.end_ids:
             break  # the mask forbids it here, and allows another way to write the same text
+        if sequence.request.top_logprobs is not None:
+            sequence.unscored_bitmasks.append(masks.fill_one(sequence.mask))
         decision = take(sequence, token_id, max_seq_len)
         sequence.num_unscored_tokens += scored
         if decision.finish_reason is not None:
@@ -77,9 +81,9 @@ def wants_scores(request: GenerationRequest) -> bool:
 def num_logits(sequence: Sequence) -> int:
     """Rows of logits that the scheduled tokens of a sequence give: the last one and those of unscored tokens.
 
-    Context logits want all of the prompt's.
+    Who reads the prompt wants all of them.
     """
-    if sequence.request.return_context_logits and sequence.num_output_tokens == 0:
+    if reads_prompt(sequence):
         return sequence.num_scheduled_tokens
     end = sequence.num_computed_tokens + sequence.num_scheduled_tokens
     return max(1, min(sequence.num_scheduled_tokens, end - _first_scoring(sequence)))

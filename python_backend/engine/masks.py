@@ -94,6 +94,16 @@ class MaskFiller:
         self._num_words = -(-vocab_size // 32)
         self.times_s: deque[float] = deque(maxlen=_MAX_TIMES)
 
+    def fill_one(self, mask: TokenMask) -> np.ndarray:
+        """What a mask allows now, int32 [ceil(vocab / 32)].
+
+        Raises:
+            RequestError: that cannot be found out.
+        """
+        bitmask = np.full(self._num_words, -1, np.int32)
+        mask.fill(bitmask)
+        return bitmask
+
     def fill(self, sequences: list[Sequence]) -> StepMasks:
         """Allowed tokens of every sequence, in order."""
         found = StepMasks()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from python_backend.engine.log_probs import TokenLogProbs
     from python_backend.errors import RequestError
     from python_backend.request import FinishReason, GenerationRequest
 
@@ -23,7 +24,7 @@ class SequenceOutput:
     text_cut: int = 0  # characters to drop from the end of the text; only when finished
     cum_log_prob: float = 0.0
     log_probs: list[float] = field(default_factory=list)  # cumulative: one per token generated so far
-    top_log_probs: list[Any] = field(default_factory=list)
+    top_log_probs: list[TokenLogProbs] = field(default_factory=list)  # per token of token_ids, with top_logprobs
     generation_logits: list[np.ndarray] = field(default_factory=list)  # float32 [vocab] per token of token_ids
 
 
@@ -53,7 +54,8 @@ class RequestOutput:
     finished: bool  # the last event of this request
     error: RequestError | None = None
     perf: PerfMetrics | None = None
-    context_logits: np.ndarray | None = None  # float32 [prompt_len, vocab], in the first event
+    context_logits: np.ndarray | None = None  # float32 [prompt_len, vocab], once, when the prompt is read
+    prompt_log_probs: list[TokenLogProbs] | None = None  # of all prompt tokens but the first; at the same time
 
 
 @dataclass(slots=True)

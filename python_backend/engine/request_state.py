@@ -6,10 +6,9 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from python_backend.engine.beam_group import best_hypotheses
 from python_backend.engine.output import PerfMetrics, RequestOutput, SequenceOutput
+from python_backend.engine.prompt_reader import PromptReader
 
 if TYPE_CHECKING:
     from python_backend.engine.scheduler import SequenceGroup
@@ -25,7 +24,11 @@ class RequestState:
     request: GenerationRequest
     groups: list[SequenceGroup] = field(default_factory=list)
     num_open: int = 0  # groups that still run or wait
-    context_logits: list[np.ndarray] = field(default_factory=list)
+    prompt: PromptReader | None = None  # when its logits or log-probs are asked for
+
+    def __post_init__(self) -> None:
+        if PromptReader.wanted(self.request):
+            self.prompt = PromptReader(self.request)
 
     def progress(self, sequence: Sequence, interval: int = 1) -> RequestOutput | None:
         """News of one sample, if there is something to show now: the first token, then `interval` at a time."""
@@ -82,8 +85,8 @@ class RequestState:
 
     def _event(self, sequences: list[SequenceOutput]) -> RequestOutput:
         event = RequestOutput(self.request, sequences, finished=self.num_open == 0)
-        if self.context_logits and not any(s.context_ids for s in sequences):
-            event.context_logits = np.concatenate(self.context_logits)
+        if self.prompt is not None:
+            self.prompt.tell(event)
         if self.request.return_perf_metrics or event.finished:
             event.perf = self._perf()
         return event

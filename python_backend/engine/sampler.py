@@ -20,7 +20,7 @@ from python_backend.engine.candidates import (
     top_p_candidates,
     top_p_prefix,
 )
-from python_backend.engine.log_probs import log_sum_exp, top_log_probs
+from python_backend.engine.log_probs import RowScorer, log_probs_at
 from python_backend.engine.logits_processor import LogitsProcessor
 from python_backend.engine.random_stream import RandomStream
 from python_backend.engine.sampling_errors import all_banned, not_finite
@@ -28,6 +28,7 @@ from python_backend.engine.sampling_errors import all_banned, not_finite
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from python_backend.engine.log_probs import TokenLogProbs
     from python_backend.engine.sequence import Sequence
     from python_backend.errors import RequestError
     from python_backend.request import GenerationRequest, SamplingParams
@@ -85,7 +86,7 @@ class Sampler:
         """`vocab_size` is the length of a row of logits."""
         self.vocab_size = vocab_size
         size = padded_size(vocab_size)
-        self._raw = np.full(size, -np.inf, dtype=np.float32)
+        self._scorer = RowScorer(vocab_size, size)
         self._logits = np.full(size, -np.inf, dtype=np.float32)
         self._weights = np.zeros(size, dtype=np.float32)
 
@@ -98,8 +99,8 @@ class Sampler:
     ) -> list[int | RequestError]:
         """Choose one token per sequence; the caller appends it to the sequence.
 
-        Where the request asks for log-probabilities, `cum_log_prob` grows by that of the chosen token, and
-        `log_probs` and `top_log_probs` get one entry, unless it is an end id: that is no part of the output.
+        Where the request asks for log-probabilities, `cum_log_prob` grows by that of the chosen token, and `log_probs`
+        and, with top_logprobs, `top_log_probs` get one entry, unless it is an end id: that is no part of the output.
 
         Args:
             logits: float32 [n, vocab], rows contiguous.
@@ -131,8 +132,23 @@ class Sampler:
         if not np.isfinite(maximum):
             return not_finite()
         if self._state(sequence).wants_log_probs:
-            self._record(row, maximum, token_id, sequence)
+            bitmask = sequence.unscored_bitmasks.pop(0) if sequence.unscored_bitmasks else None
+            self._record(row, maximum, token_id, sequence, bitmask)
         return None
+
+    def score_prompt(self, rows: NDArray[np.float32], token_ids: list[int], n: int) -> list[TokenLogProbs]:
+        """Log-probabilities of a prompt's tokens in the raw distribution, with n alternatives each.
+
+        Args:
+            rows: logits of the places before them, float32 [tokens, vocab], rows contiguous.
+            token_ids: the tokens that stand there.
+            n: up to the vocabulary's size.
+        """
+        found = []
+        for row, token_id in zip(rows, token_ids, strict=True):
+            logits = self._scorer.padded(row)
+            found.append(log_probs_at(logits, self._scorer.normalizer(logits, row.max()), token_id, n))
+        return found
 
     def _state(self, sequence: Sequence) -> SamplerState:
         if sequence.sampler_state is None:
@@ -156,7 +172,7 @@ class Sampler:
             return not_finite()
         chosen = self._choose(row, best, sequence, state, bitmask)
         if isinstance(chosen, int) and state.wants_log_probs:
-            self._record(row, row[best], chosen, sequence)
+            self._record(row, row[best], chosen, sequence, bitmask)
         return chosen
 
     def _choose(
@@ -192,17 +208,30 @@ class Sampler:
             return draw(top_p_candidates(self._weights, float(sums.sum()), top_p), uniform)
         return draw_from_row(self._weights, sums, uniform)
 
-    def _record(self, row: NDArray[np.float32], maximum: np.float32, token_id: int, sequence: Sequence) -> None:
-        request = sequence.request
-        raw = row
-        if len(self._raw) != self.vocab_size:
-            raw = self._raw
-            raw[: self.vocab_size] = row
-        normalizer = log_sum_exp(raw, maximum, scratch=self._weights)
+    def _record(
+        self,
+        row: NDArray[np.float32],
+        maximum: np.float32,
+        token_id: int,
+        sequence: Sequence,
+        bitmask: NDArray[np.int32] | None,
+    ) -> None:
+        """Keep the log-probabilities of the next token, or of the first one that is unscored."""
+        request, scorer = sequence.request, self._scorer
+        raw = scorer.padded(row)
+        normalizer = scorer.normalizer(raw, maximum)
         log_prob = float(row[token_id]) - normalizer
         sequence.cum_log_prob += log_prob
         if token_id in request.end_ids:
             return
         sequence.log_probs.append(log_prob)
-        if request.top_logprobs is not None:
-            sequence.top_log_probs.append(top_log_probs(raw, normalizer, min(request.top_logprobs, self.vocab_size)))
+        if request.top_logprobs is None:
+            return
+        masked = None if sequence.mask is None else scorer.forbidden_share(bitmask)
+        processor: LogitsProcessor = self._state(sequence).processor
+        if request.logprobs_mode == "processed" and not (processor.neutral and bitmask is None):
+            before = sequence.token_ids[: len(sequence.token_ids) - sequence.num_unscored_tokens]
+            processor.apply(row, before, bitmask, out=self._logits[: self.vocab_size])
+            raw, normalizer = self._logits, scorer.normalizer(self._logits, self._logits.max())
+        n = min(request.top_logprobs, self.vocab_size)
+        sequence.top_log_probs.append(log_probs_at(raw, normalizer, token_id, n, masked))

@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from python_backend.engine.prompt_reader import FEW_ROWS, MAX_ROWS, reads_prompt
 from python_backend.engine.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class Scheduler:
         self.config, self.blocks = config, blocks
         self.waiting: deque[SequenceGroup] = deque()
         self.running: list[SequenceGroup] = []
+        self._rows_left = MAX_ROWS  # of prompts that are read, in the step being planned
         self.preemptions = self.prompt_tokens = self.cached_prompt_tokens = 0  # since start
 
     @property
@@ -98,6 +100,7 @@ class Scheduler:
     def schedule(self) -> Batch:
         """Choose the tokens of the next step and get their blocks."""
         batch = Batch()
+        self._rows_left = MAX_ROWS
         budget = self.config.max_num_tokens
         static = self.config.batching_strategy == "V1"
         may_admit = not (static and self.running)
@@ -170,6 +173,8 @@ class Scheduler:
             if not whole and (count <= 1 or not self.config.enable_chunked_context):
                 continue
             take = min(count, budget)
+            if self.config.enable_chunked_context and reads_prompt(sequence):
+                take = min(take, max(FEW_ROWS, self._rows_left))
             if take:
                 plan.append((sequence, take))
                 budget -= take
@@ -198,6 +203,8 @@ class Scheduler:
         for sequence, count in plan:
             batch.copies += self.blocks.allocate(sequence, count)
             sequence.num_scheduled_tokens = count
+            if reads_prompt(sequence):
+                self._rows_left -= count
         total = sum(count for _, count in plan)
         if plan:
             done = all(

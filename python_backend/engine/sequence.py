@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
+    from python_backend.engine.log_probs import TokenLogProbs
     from python_backend.engine.protocols import TextStop, TokenMask
     from python_backend.engine.stopping import StopDecision
     from python_backend.request import FinishReason, GenerationRequest
@@ -32,9 +33,10 @@ class Sequence:
     text_cut: int = 0  # characters behind the end of a stop text; stopping
     cum_log_prob: float = 0.0  # sampler or beam search
     log_probs: list[float] = field(default_factory=list)  # one per generated token, natural log; sampler
-    top_log_probs: list[Any] = field(default_factory=list)  # when asked for; sampler
+    top_log_probs: list[TokenLogProbs] = field(default_factory=list)  # when asked for; sampler
     generation_logits: list[np.ndarray] = field(default_factory=list)  # when asked for; engine
     sampler_state: Any = None  # sampler
+    unscored_bitmasks: list[np.ndarray] = field(default_factory=list)  # what was allowed in their places; engine
     num_unscored_tokens: int = 0  # forced tokens at the end whose log-probs the next step gives; engine
     pending_end: StopDecision | None = None  # how it ends once its forced tokens are scored; engine
     text_stop: TextStop | None = None

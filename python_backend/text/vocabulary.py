@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as FastTokenizer
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_SPACE = "\u2581"  # how SentencePiece writes a space
+SPACE = "\u2581"  # how SentencePiece writes a space
 # Normalizers that keep every character, so that the length of a text bounds its number of tokens from below.
 _KEEPING_NORMALIZERS = frozenset({"Prepend", "Replace", "Sequence"})
 
@@ -32,6 +32,7 @@ class Vocabulary:
     byte_values: dict[int, int]  # byte-fallback tokens (<0xE4>) only
     starts_clean: bytearray  # 1: shows text, and that text begins at a character boundary
     max_token_bytes: int  # most bytes of text that one token stands for
+    byte_level: bool  # whether the bytes of the tokens, joined, are the text
     lossless: bool  # whether a text of n bytes needs at least n / max_token_bytes tokens
 
 
@@ -44,7 +45,8 @@ def build_vocabulary(tokenizer: FastTokenizer) -> Vocabulary:
         tokens[token_id] = text
     added = tokenizer.get_added_tokens_decoder()
     special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-    decoders = set(_types_in(_layout(tokenizer.decoder)))
+    decoder_types = list(_types_in(_layout(tokenizer.decoder)))
+    decoders = set(decoder_types)
     normalizers = set(_types_in(_layout(tokenizer.normalizer)))
     byte_level = "ByteLevel" in decoders
     byte_values = _byte_values(tokens) if "ByteFallback" in decoders else {}
@@ -61,6 +63,7 @@ def build_vocabulary(tokenizer: FastTokenizer) -> Vocabulary:
         byte_values=byte_values,
         starts_clean=starts_clean,
         max_token_bytes=_max_token_bytes(tokens, byte_level),
+        byte_level=decoder_types == ["ByteLevel"],
         lossless=(byte_level or bool(byte_values)) and normalizers <= _KEEPING_NORMALIZERS,
     )
 
@@ -106,6 +109,6 @@ def _max_token_bytes(tokens: list[str | None], byte_level: bool) -> int:
     longest = 1
     for token in tokens:
         if token and len(token) * 4 > longest:
-            size = len(token) if alphabet >= set(token) else len(token.replace(_SPACE, " ").encode("utf-8", "replace"))
+            size = len(token) if alphabet >= set(token) else len(token.replace(SPACE, " ").encode("utf-8", "replace"))
             longest = max(longest, size)
     return longest

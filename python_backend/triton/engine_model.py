@@ -17,6 +17,7 @@ import triton_python_backend_utils as pb_utils
 
 from python_backend.engine.llm_engine import LLMEngine
 from python_backend.errors import BuildError, InvalidRequest, Overloaded, StackError, Unsupported
+from python_backend.logprobs.tokens import TokenTable
 from python_backend.telemetry.gauges import EngineMetrics
 from python_backend.telemetry.poller import Poller
 from python_backend.telemetry.requests import RequestMetrics, RequestRecord
@@ -85,6 +86,7 @@ class TritonPythonModel:
         self._closing = False
         self._engine_ids = map(str, itertools.count())
         self._tokenizer = Tokenizer.from_dir(settings.tokenizer_dir)
+        self._tokens = TokenTable(self._tokenizer)
         self._in_flight = InFlight()
         self._deliverer = Deliverer(self._in_flight, self._cancel, self._part_ended, self._answer_ended)
         self._engine = LLMEngine(
@@ -145,7 +147,7 @@ class TritonPythonModel:
         wanted = request.requested_output_names()
         answer = Answer(request.request_id(), sender)
         for prompt in prompts:
-            answer.parts[prompt.request_id] = Part(prompt, Responder(prompt, wanted, self._clean_start))
+            answer.parts[prompt.request_id] = Part(prompt, Responder(prompt, wanted, self._clean_start, self._tokens))
         if self._adapters is None:
             refuse_adapters(tensors)
         else:

@@ -41,6 +41,9 @@ HONOURED: dict[str, str] = {
     "presence_penalty": "0 is off",
     "frequency_penalty": "0 is off",
     "seed": "same seed, same output; absent: another output every time",
+    "top_logprobs": "`logprobs`, with 0 to 20 alternatives for each token",
+    "logprobs_mode": "what `logprobs` is about: raw (default) or processed, see docs/logprobs.md",
+    "top_prompt_logprobs": "`prompt_logprobs`, with 0 to 20 alternatives for each token; nothing of it is cached",
     "return_log_probs": "cum_log_probs and output_log_probs",
     "return_context_logits": "context_logits",
     "return_generation_logits": "generation_logits",
@@ -98,7 +101,6 @@ REFUSED: dict[str, str] = {
     "retention_token_range_durations_ms": _RETENTION,
     "retention_decode_priority": _RETENTION,
     "retention_decode_duration_ms": _RETENTION,
-    "top_logprobs": "alternatives per token are not served by this deployment; return_log_probs is for chosen ones",
 }
 
 

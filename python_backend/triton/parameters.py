@@ -20,6 +20,8 @@ _KNOWN = frozenset(
         "Streaming",
         "binary_data_output",
         "id",  # the request id in a body of /generate
+        "logprobs",
+        "prompt_logprobs",
         "priority",
         "request_type",
         "sequence_end",

@@ -16,6 +16,7 @@ from python_backend.request import GenerationRequest, Guide, SamplingParams
 from python_backend.text.words import MAX_WORDS, clean_words, unpack_words
 from python_backend.triton.fields import Fields
 from python_backend.triton.inputs import check_retention, refuse_unserved
+from python_backend.triton.log_prob_inputs import ask_log_probs
 from python_backend.triton.parameters import check_request_type, unknown_parameters
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def parse_requests(
     notes = unknown_parameters(parameters)
     requests = [_parse_row(fields, row, limits, timeout_us, new_id()) for row in range(fields.batch_size)]
     for request in requests:
+        ask_log_probs(request, fields, request.batch_index, parameters)
         request.warnings.extend(notes)
     return requests
 

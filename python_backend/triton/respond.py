@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from python_backend.logprobs.content import ContentWriter, prompt_content
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
     from numpy.typing import NDArray
 
     from python_backend.engine.output import PerfMetrics, RequestOutput, SequenceOutput
+    from python_backend.logprobs.tokens import TokenTable
     from python_backend.request import GenerationRequest
 
     Arrays = list[tuple[str, NDArray[Any]]]
@@ -33,12 +36,16 @@ class Responder:
         request: what was asked for.
         wanted: names of the outputs that the client wants.
         clean_start: gives of the tokens sent before those that detokenization needs again.
+        tokens: what the JSON of log-probabilities calls the tokens.
     """
 
-    __slots__ = ("_every", "_last", "_opened", "_perf", "_request", "_wanted")
+    __slots__ = ("_every", "_last", "_opened", "_perf", "_request", "_tokens", "_wanted")
 
-    def __init__(self, request: GenerationRequest, wanted: Collection[str], clean_start: CleanStart) -> None:
+    def __init__(
+        self, request: GenerationRequest, wanted: Collection[str], clean_start: CleanStart, tokens: TokenTable
+    ) -> None:
         self._request = request
+        self._tokens = tokens
         self._every = _pick(self._plan_every(clean_start), wanted)
         self._wanted = wanted
         self._last = _pick([("finish_reason", _finish_reason), ("text_cut", _text_cut)], wanted)
@@ -56,8 +63,11 @@ class Responder:
             self._opened = True
             # Not before now: a guide may have been compiled, and spoken of, after the request came.
             arrays += [(name, write(event)) for name, write in _pick(self._plan_first(), self._wanted)]
-            if event.context_logits is not None and self._request.return_context_logits:
-                arrays.append(("context_logits", event.context_logits[None]))
+        if event.context_logits is not None and "context_logits" in self._wanted:
+            arrays.append(("context_logits", event.context_logits[None]))
+        if event.prompt_log_probs is not None and "prompt_logprobs" in self._wanted:
+            content = prompt_content(self._tokens, self._request.prompt_ids, event.prompt_log_probs)
+            arrays.append(("prompt_logprobs", _texts([content])))
         if ended:
             arrays += [(name, write(event)) for name, write in self._last]
         if event.perf is not None and self._perf:
@@ -73,6 +83,8 @@ class Responder:
             plan.append(("detokenize_context", _detokenize_context(clean_start)))
         if request.return_log_probs:
             plan += [("cum_log_probs", _cum_log_probs), ("output_log_probs", _output_log_probs)]
+        if request.top_logprobs is not None:
+            plan.append(("logprobs", LogprobsWriter(self._tokens, repeats=request.sampling.beam_width > 1)))
         if request.return_generation_logits:
             plan.append(("generation_logits", _streamed_logits if request.streaming else _whole_logits))
         if request.batch_size > 1:
@@ -87,7 +99,10 @@ class Responder:
 
     def _plan_first(self) -> Plan:
         warnings = self._request.warnings
-        return [("warnings", _constant(_texts(warnings)))] if warnings else []
+        plan: Plan = [("warnings", _constant(_texts(warnings)))] if warnings else []
+        if self._request.top_logprobs is not None:
+            plan.append(("logprobs_distribution", _constant(_texts([self._request.logprobs_mode]))))
+        return plan
 
 
 def _pick(plan: Plan, wanted: Collection[str]) -> Plan:
@@ -146,6 +161,27 @@ def _detokenize_context(clean_start: CleanStart) -> Writer:
         return np.array([[[_NO_ID] * (width - len(tail)) + tail for tail in tails]], np.int32)
 
     return write
+
+
+class LogprobsWriter:
+    """One JSON list for each sequence of an event; it remembers how much text every sequence has had."""
+
+    def __init__(self, tokens: TokenTable, repeats: bool) -> None:
+        """With `repeats` an event holds all tokens of its sequences, as those of beams do."""
+        self._tokens, self._repeats = tokens, repeats
+        self._writers: dict[int, ContentWriter] = {}
+
+    def __call__(self, event: RequestOutput) -> NDArray[Any]:
+        """BYTES [1, sequences]."""
+        if self._repeats:
+            self._writers.clear()
+        return _texts(self._list(sequence) for sequence in event.sequences)
+
+    def _list(self, sequence: SequenceOutput) -> str:
+        writer = self._writers.get(sequence.index)
+        if writer is None:
+            writer = self._writers[sequence.index] = ContentWriter(self._tokens)
+        return writer.write(sequence.token_ids, sequence.top_log_probs, sequence.text_cut)
 
 
 def _cum_log_probs(event: RequestOutput) -> NDArray[Any]:

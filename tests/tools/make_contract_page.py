@@ -51,7 +51,10 @@ OUTPUTS = {
     "with -1 on the left",
     "text_cut": "in a sequence's last response: characters of the text that lie behind a stop word",
     "warnings": "in the first response: what was lowered, or had no effect",
-    "logprobs": "never yet: top_logprobs is refused",
+    "logprobs": "with top_logprobs; JSON for each sequence: OpenAI's content list of this response's tokens, "
+    "see docs/logprobs.md",
+    "logprobs_distribution": "with top_logprobs, in the first response: raw or processed",
+    "prompt_logprobs": "with top_prompt_logprobs, in the first response: the same JSON for the prompt's tokens",
 }
 
 HEAD = """\

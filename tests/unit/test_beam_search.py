@@ -205,7 +205,8 @@ def test_alternatives_are_given_for_each_token() -> None:
         assert len(hypothesis.top_log_probs) == len(hypothesis.output_ids)
         for token, top in zip(hypothesis.output_ids, hypothesis.top_log_probs, strict=True):
             expected = np.argsort(-model.log_probs(ids))[:2]
-            assert top.token_ids.tolist() == expected.tolist()
+            assert top.token_ids == expected.tolist()
+            assert top.log_prob == pytest.approx(model.log_probs(ids)[token], abs=1e-5)
             ids.append(token)
 
 

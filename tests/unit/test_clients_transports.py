@@ -183,15 +183,28 @@ def test_log_probs_are_typed(kind: str, server: FakeServer) -> None:
         "token": " a",
         "logprob": -0.5,
         "bytes": [32, 97],
-        "top_logprobs": [{"token": " b", "logprob": -1.5, "bytes": [32, 98]}],
+        "id": 5,
+        "text_offset": 3,
+        "masked_probability": 0.25,
+        "top_logprobs": [{"token": " b", "logprob": -1.5, "bytes": [32, 98], "id": 6}],
     }
+    first = {"token": "<s>", "logprob": None, "bytes": None, "top_logprobs": []}
     server.scripts["hi"] = [
-        send(" a", logprobs=[json.dumps([entry])]),
+        send(
+            " a",
+            logprobs=[json.dumps([entry])],
+            logprobs_distribution=["raw"],
+            prompt_logprobs=[json.dumps([first, entry])],
+        ),
         send(" a", "stop", logprobs=[json.dumps([entry])]),
     ]
-    _, result = stream(kind, server, "hi", top_logprobs=1)
-    expected = clients.LogProb(" a", -0.5, (32, 97), (clients.LogProb(" b", -1.5, (32, 98)),))
+    _, result = stream(kind, server, "hi", top_logprobs=1, top_prompt_logprobs=1)
+    other = clients.LogProb(" b", -1.5, (32, 98), id=6)
+    expected = clients.LogProb(" a", -0.5, (32, 97), (other,), 5, 3, 0.25)
     assert result.logprobs == (expected, expected)
+    assert result.prompt_logprobs == (clients.LogProb("<s>", None), expected)
+    assert result.logprobs_distribution == "raw"
+    assert "prompt_logprobs" not in result.outputs
 
 
 @EVERY_CLIENT
@@ -220,7 +233,7 @@ def test_only_wanted_outputs_are_asked_for(server: FakeServer) -> None:
     stream("grpc", server, "hi", top_logprobs=0, return_log_probs=True)
     basic = ["text_output", "finish_reason", "warnings"]
     assert server.seen[0].outputs == basic
-    assert server.seen[1].outputs == [*basic, "logprobs", "cum_log_probs", "output_log_probs"]
+    assert server.seen[1].outputs == [*basic, "logprobs", "logprobs_distribution", "cum_log_probs", "output_log_probs"]
     assert server.seen[0].parameters["triton_enable_empty_final_response"] is True
 
 

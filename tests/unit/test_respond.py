@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 
 from python_backend.contract import model_contract
+from python_backend.engine.log_probs import TokenLogProbs
 from python_backend.engine.output import PerfMetrics, RequestOutput, SequenceOutput
+from python_backend.logprobs.tokens import TokenTable
 from python_backend.request import GenerationRequest, SamplingParams
 from python_backend.triton.respond import Responder
+from tests.unit.small_tokenizers import small_tokenizer
 
 ALL = frozenset(model_contract("tensorrt_llm").outputs)
 
@@ -23,9 +26,12 @@ def event(req, *sequences, finished=False, **options):
     return RequestOutput(req, list(sequences), finished, **options)
 
 
+TOKENS = TokenTable(small_tokenizer("byte_level"))
+
+
 def respond(req, *events, wanted=ALL):
     """The outputs of each event as dictionaries."""
-    responder = Responder(req, wanted, lambda ids: ids[-2:])
+    responder = Responder(req, wanted, lambda ids: ids[-2:], TOKENS)
     arrays = [responder.arrays(e) for e in events]
     return [None if a is None else dict(a) for a in arrays]
 
@@ -161,16 +167,20 @@ def test_types_and_dimensions_are_those_of_the_contract():
         return_perf_metrics=True,
         return_num_input_tokens=True,
         return_num_output_tokens=True,
+        top_logprobs=1,
+        top_prompt_logprobs=0,
         batch_size=2,
         warnings=["w"],
         sampling=SamplingParams(8, num_return_sequences=2, top_k=3),
     )
     logits = np.zeros((3, 5), np.float32)
-    sequence = news([7], reason="stop", log_probs=[-1.0], generation_logits=[logits[0]])
-    (outputs,) = respond(req, event(req, sequence, finished=True, perf=PerfMetrics(), context_logits=logits))
+    scores = TokenLogProbs(-1.0, [8], [-0.5])
+    sequence = news([7], reason="stop", log_probs=[-1.0], top_log_probs=[scores], generation_logits=[logits[0]])
+    prompt = {"context_logits": logits, "prompt_log_probs": [TokenLogProbs(-1.0, [], [])] * 2}
+    (outputs,) = respond(req, event(req, sequence, finished=True, perf=PerfMetrics(), **prompt))
     types = {"TYPE_INT32": np.int32, "TYPE_INT64": np.int64, "TYPE_FP32": np.float32, "TYPE_STRING": np.object_}
     contract = model_contract("tensorrt_llm").outputs
-    assert set(outputs) == set(contract) - {"context_phase_params", "logprobs"}
+    assert set(outputs) == set(contract) - {"context_phase_params"}
     for name, array in outputs.items():
         assert array.dtype == types[contract[name].data_type], name
         assert array.shape[:1] == (1,), name
@@ -180,7 +190,7 @@ def test_types_and_dimensions_are_those_of_the_contract():
 @pytest.mark.parametrize("tokens_before", [1, 400])
 def test_a_streamed_token_costs_far_less_than_a_send(tokens_before):
     req = request()
-    responder = Responder(req, ALL, lambda ids: ids[-4:])
+    responder = Responder(req, ALL, lambda ids: ids[-4:], TOKENS)
     events = [event(req, news([7], range(tokens_before))) for _ in range(200)]
 
     def seconds_per_response():
