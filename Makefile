@@ -11,6 +11,7 @@ METRICS_PORT ?= 8002
 SLO ?= chat
 HOST ?=
 QUICK ?=
+EXTRA ?=
 
 BOOTSTRAP := @$(PYTHON) scripts/bootstrap.py
 VENV := .venv/bin/python
@@ -21,8 +22,8 @@ VENV := .venv/bin/python
 help:  ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1\t\2/p' Makefile | expand -t 24
 
-setup:  ## .venv with the locked dependencies [PYTHON=python3.12]
-	$(BOOTSTRAP) serve
+setup:  ## .venv with the locked dependencies [PYTHON=python3.12 EXTRA=xgrammar]
+	$(BOOTSTRAP) serve $(EXTRA)
 
 serve: setup  ## build what is missing, then serve in the foreground [SPEC= HTTP_PORT= GRPC_PORT= METRICS_PORT=]
 	@exec $(VENV) -m python_backend.server --spec $(SPEC) --exit-with-parent \

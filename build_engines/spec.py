@@ -112,8 +112,8 @@ class WarmGuide(Section):
 class Guided(Section):
     """Constrained decoding."""
 
-    backend: Literal["llguidance", "none"] = Field(
-        default="llguidance", description="none: requests with a guide are refused"
+    backend: Literal["llguidance", "xgrammar", "none"] = Field(
+        default="llguidance", description="xgrammar: needs make setup EXTRA=xgrammar; none: guides are refused"
     )
     cache_entries: Count = Field(default=512, description="compiled structures that are kept")
     warm_up: tuple[WarmGuide, ...] = Field(default=(), description="structures compiled at the start")

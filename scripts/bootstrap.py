@@ -1,4 +1,4 @@
-"""Brings .venv to the state of a lock file: `python3 scripts/bootstrap.py serve|loadtest|dev|bench …`.
+"""Brings .venv to the state of a lock file: `python3 scripts/bootstrap.py serve|loadtest|dev|bench|xgrammar …`.
 
 Runs before anything is installed: standard library only, any Python 3.7 or newer. Knows nothing of the packages it
 installs, except that numpy has no wheel for Python 3.13 and is then built from source.
@@ -28,8 +28,9 @@ VENV_PYTHON = VENV / "bin" / "python"
 LOCKS = {
     "serve": (),
     "loadtest": ("serve",),
-    "dev": ("serve", "loadtest"),
+    "dev": ("serve", "loadtest", "xgrammar"),
     "bench": ("serve",),
+    "xgrammar": ("serve",),
 }  # and what each contains
 NEEDED_BYTES = 2_500_000_000  # .venv, pip's downloads and the demo engine
 NUMPY_OPTIONS = (  # no BLAS: the server's matrix products run in OpenVINO; AVX2 is required anyway

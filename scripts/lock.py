@@ -8,7 +8,13 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = {"serve": [], "loadtest": ["loadtest"], "dev": ["dev", "loadtest"], "bench": ["bench"]}
+EXTRAS = {
+    "serve": [],
+    "loadtest": ["loadtest"],
+    "dev": ["dev", "loadtest", "xgrammar"],
+    "bench": ["bench"],
+    "xgrammar": ["xgrammar"],
+}
 COMMON = ["--universal", "--generate-hashes", "--no-annotate", "--quiet", "--custom-compile-command", "make lock"]
 INDEX = ["--default-index", "https://pypi.org/simple"]  # the locks must not depend on this machine's mirrors
 

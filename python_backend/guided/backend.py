@@ -62,6 +62,18 @@ class GuideBackend(Protocol):
     version: str
     support: Support
 
+    def load_tokenizer(self, tokenizer_json: str, vocab_size: int, end_ids: tuple[int, ...]) -> None:
+        """Make ready to compile.
+
+        Args:
+            tokenizer_json: text of tokenizer.json.
+            vocab_size: width of the logits; may be more than the tokenizer has.
+            end_ids: tokens that are never text.
+
+        Raises:
+            BuildError: the library cannot use this tokenizer, or the model has fewer tokens.
+        """
+
     def grammar(self, guide: CheckedGuide) -> Grammar:
         """Translate a guide; needs no tokenizer.
 

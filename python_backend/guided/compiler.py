@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from python_backend.errors import Overloaded, RequestError
+from python_backend.guided.backends import make_backend
 from python_backend.guided.cache import CacheStats, GuideCache
 from python_backend.guided.limits import GuideLimits
-from python_backend.guided.llguidance_backend import LLGuidanceBackend
-from python_backend.guided.worker_process import TokenizerSettings, WorkerProcess
+from python_backend.guided.worker_process import WorkerProcess, WorkerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,6 +55,7 @@ class GuideCompiler:
         tokenizer_file: tokenizer.json.
         vocab_size: width of the logits.
         end_ids: tokens that end an answer and are never text.
+        backend: name of the constraint library.
         special_tokens: texts of special tokens.
         limits: bounds of one guide, and of the cache.
         on_compiled: gets the seconds of each compilation that was not in the cache; called on a worker's thread.
@@ -66,14 +67,15 @@ class GuideCompiler:
         vocab_size: int,
         end_ids: tuple[int, ...],
         *,
+        backend: str = "llguidance",
         special_tokens: tuple[str, ...] = (),
         limits: GuideLimits | None = None,
         on_compiled: Callable[[float], None] | None = None,
     ) -> None:
         self._limits = limits or GuideLimits()
         self._on_compiled = on_compiled
-        settings = TokenizerSettings(str(tokenizer_file), vocab_size, end_ids, special_tokens)
-        self._backend = LLGuidanceBackend(self._limits, special_tokens)
+        settings = WorkerSettings(backend, str(tokenizer_file), vocab_size, end_ids, special_tokens)
+        self._backend = make_backend(backend, self._limits, special_tokens)
         tokenizer_json = tokenizer_file.read_text(encoding="utf-8")
         self._backend.load_tokenizer(tokenizer_json, vocab_size, end_ids)
         scope = f"{self._backend.name} {self._backend.version} {vocab_size} {end_ids} {tokenizer_json}"

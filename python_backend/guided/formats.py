@@ -5,6 +5,9 @@ Seconds stop at 59: when a leap second is allowed is no matter of form.
 
 from __future__ import annotations
 
+_LABEL = "[A-Za-z0-9](?:(?:[A-Za-z0-9]|-[A-Za-z0-9]){0,30}[A-Za-z0-9])?"  # never --: that would be an encoded name
+_HOSTNAME = rf"{_LABEL}(?:\.{_LABEL}){{0,3}}"  # 251 characters at most
+_ATOM = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~\\-]{1,15}"
 _DAY_OF_MONTH = (
     "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
     "|02-(?:0[1-9]|1[0-9]|2[0-8]))"
@@ -17,3 +20,10 @@ _TIME = rf"{_CLOCK}:[0-5][0-9](?:\.[0-9]+)?(?:[Zz]|[+-]{_CLOCK})"
 DATE = f"^{_DATE}$"
 TIME = f"^{_TIME}$"
 DATE_TIME = f"^{_DATE}[Tt]{_TIME}$"
+IPV4 = r"^(?:(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])\.){3}(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])$"
+UUID = "^[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}$"
+HOSTNAME = f"^{_HOSTNAME}$"
+EMAIL = rf"^{_ATOM}(?:\.{_ATOM}){{0,3}}@{_HOSTNAME}$"
+_CLOCK_PARTS = "(?:[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S)"
+_DATE_PARTS = "(?:[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?|[0-9]+M(?:[0-9]+D)?|[0-9]+D)"
+DURATION = f"^P(?:{_DATE_PARTS}(?:T{_CLOCK_PARTS})?|T{_CLOCK_PARTS}|[0-9]+W)$"

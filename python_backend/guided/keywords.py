@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from python_backend.errors import LimitExceeded, Unsupported
+from python_backend.errors import LimitExceeded
+from python_backend.guided.refusals import Refusals
 
 # Say something about a schema, assert nothing about an instance.
 ANNOTATIONS = frozenset(
@@ -113,10 +114,12 @@ class Support:
     Attributes:
         keywords: assertions it enforces.
         formats: for each format it enforces a pattern that takes its place, or None to hand it over as it is.
+        ecma_patterns: patterns mean what ECMA-262 says without our help.
     """
 
     keywords: frozenset[str]
     formats: dict[str, str | None]
+    ecma_patterns: bool = False
 
 
 @dataclass(slots=True)
@@ -148,8 +151,9 @@ class _Walk:
     """One pass over a schema."""
 
     def __init__(self, support: Support, strict: bool, max_literal_chars: int) -> None:
-        self._support, self._strict, self._max_literal_chars = support, strict, max_literal_chars
-        self.warnings: list[str] = []
+        self._support, self._max_literal_chars = support, max_literal_chars
+        self._refusals = Refusals(strict)
+        self.warnings = self._refusals.warnings
 
     def schema(self, value: Any, path: str) -> Any:
         """The rewritten schema at a path."""
@@ -175,7 +179,7 @@ class _Walk:
         elif keyword == "format":
             self._format(argument, siblings, path, kept)
         elif keyword not in self._support.keywords:
-            self._not_enforced(f"The keyword {keyword} at {path}")
+            self._refusals.refuse(f"The keyword {keyword} at {path}")
         else:
             self._check_literals(keyword, argument, path)
             kept[keyword] = self._below(keyword, argument, path)
@@ -188,11 +192,14 @@ class _Walk:
         if keyword in _MAP and isinstance(argument, dict):
             items = argument.items()
             if keyword == "patternProperties":
-                return {ecma_spaces(name): self.schema(item, f"{path}/{_escaped(name)}") for name, item in items}
+                return {self._pattern(name): self.schema(item, f"{path}/{_escaped(name)}") for name, item in items}
             return {name: self.schema(item, f"{path}/{_escaped(name)}") for name, item in items}
         if keyword == "pattern" and isinstance(argument, str):
-            return ecma_spaces(argument)
+            return self._pattern(argument)
         return argument
+
+    def _pattern(self, pattern: str) -> str:
+        return pattern if self._support.ecma_patterns else ecma_spaces(pattern)
 
     def _format(self, name: Any, siblings: dict[str, Any], path: str, kept: dict[str, Any]) -> None:
         types = siblings.get("type", "string")
@@ -203,16 +210,9 @@ class _Walk:
             return
         if not isinstance(name, str) or name not in self._support.formats:
             known = ", ".join(sorted(self._support.formats))
-            self._not_enforced(f"The format {name!r} at {path}", f" Formats that are: {known}.")
+            self._refusals.refuse(f"The format {name!r} at {path}", f" Formats that are: {known}.")
             return
         kept["format"] = name
-
-    def _not_enforced(self, what: str, hint: str = "") -> None:
-        if self._strict:
-            raise Unsupported(
-                f"{what} cannot be enforced.{hint} Remove it, or send guided_decoding_strict=false to do without it."
-            )
-        self.warnings.append(f"{what} is not enforced.")
 
     def _check_literals(self, keyword: str, argument: Any, path: str) -> None:
         if keyword in ("const", "enum"):

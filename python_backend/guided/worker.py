@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from python_backend import errors
-from python_backend.guided.backend import Grammar
+from python_backend.guided.backend import Grammar, GuideBackend
+from python_backend.guided.backends import make_backend
 from python_backend.guided.guide import check_guide
 from python_backend.guided.limits import GuideLimits
-from python_backend.guided.llguidance_backend import LLGuidanceBackend
 from python_backend.request import Guide
 
 
@@ -29,7 +29,7 @@ def main() -> None:
     """Serve jobs until standard input ends."""
     settings = json.loads(sys.stdin.readline())
     limits = GuideLimits(**settings["limits"])
-    backend = LLGuidanceBackend(limits, settings["special_tokens"])
+    backend = make_backend(settings["backend"], limits, settings["special_tokens"])
     tokenizer_json = Path(settings["tokenizer_file"]).read_text(encoding="utf-8")
     vocab_size, end_ids = settings["vocab_size"], tuple(settings["end_ids"])
     backend.load_tokenizer(tokenizer_json, vocab_size, end_ids)
@@ -43,7 +43,7 @@ def main() -> None:
         sys.stdout.flush()
 
 
-def try_out(backend: LLGuidanceBackend, guide: Guide, limits: GuideLimits, vocab_size: int) -> dict[str, Any]:
+def try_out(backend: GuideBackend, guide: Guide, limits: GuideLimits, vocab_size: int) -> dict[str, Any]:
     """Check, translate, compile and walk a little; gives the grammar, or the error that refuses the guide."""
     try:
         grammar = backend.grammar(check_guide(guide, limits))
@@ -58,7 +58,7 @@ def try_out(backend: LLGuidanceBackend, guide: Guide, limits: GuideLimits, vocab
     return dataclasses.asdict(grammar)
 
 
-def _walk(backend: LLGuidanceBackend, grammar: Grammar, limits: GuideLimits, vocab_size: int) -> None:
+def _walk(backend: GuideBackend, grammar: Grammar, limits: GuideLimits, vocab_size: int) -> None:
     """Follow one random text, to see what masks cost before the engine has to wait for them."""
     matcher = backend.compile(grammar).start(())
     bitmask = np.zeros(-(-vocab_size // 32), np.int32)

@@ -28,9 +28,10 @@ _START_TIMEOUT_S = 60.0  # a busy machine may need long to load a tokenizer
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class TokenizerSettings:
-    """What a worker needs to make the tokenizer that the server has."""
+class WorkerSettings:
+    """What a worker needs to make the backend and the tokenizer that the server has."""
 
+    backend: str
     tokenizer_file: str
     vocab_size: int
     end_ids: tuple[int, ...]
@@ -40,7 +41,7 @@ class TokenizerSettings:
 class WorkerProcess:
     """Not for more than one thread at a time."""
 
-    def __init__(self, settings: TokenizerSettings, limits: GuideLimits) -> None:
+    def __init__(self, settings: WorkerSettings, limits: GuideLimits) -> None:
         self._settings, self._limits = settings, limits
         self._process: subprocess.Popen[bytes] | None = None
         self._fresh = True

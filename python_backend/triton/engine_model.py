@@ -119,8 +119,11 @@ class TritonPythonModel:
         if settings.guides is None:
             return None
         try:
-            return GuideService(self._tokenizer, settings.tokenizer_dir, self._engine.vocab_size, settings.guides)
+            vocab_size, backend = self._engine.vocab_size, settings.guide_backend
+            return GuideService(self._tokenizer, settings.tokenizer_dir, vocab_size, settings.guides, backend)
         except BuildError as error:
+            if settings.guide_backend != "llguidance":  # what was chosen has to be there
+                raise
             _log.warning("Requests with a guide are refused: %s", error)
             return None
 

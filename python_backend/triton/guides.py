@@ -32,7 +32,9 @@ _log = logging.getLogger(__name__)
 class GuideService:
     """Compiled guides for the requests of one engine."""
 
-    def __init__(self, tokenizer: Tokenizer, tokenizer_dir: Path, vocab_size: int, limits: GuideLimits) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, tokenizer_dir: Path, vocab_size: int, limits: GuideLimits, backend: str
+    ) -> None:
         self._tokenizer = tokenizer
         self._metrics: GuideMetrics | None = None
         self._compile_times_s: deque[float] = deque(maxlen=1024)  # for the one thread that talks to Triton's metrics
@@ -40,6 +42,7 @@ class GuideService:
             tokenizer_dir / "tokenizer.json",
             vocab_size,
             tokenizer.end_ids,
+            backend=backend,
             special_tokens=tuple(tokenizer.vocabulary.special_texts),
             limits=limits,
             on_compiled=self._compile_times_s.append,

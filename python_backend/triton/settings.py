@@ -93,8 +93,8 @@ class ModelParameters(BaseModel):
     decoding_mode: Literal["auto", "top_k", "top_p", "top_k_top_p", "beam_search"] | None = Field(
         default=None, description="any of these: each request decides by its own inputs"
     )
-    guided_decoding_backend: Literal["llguidance", "none"] = Field(
-        default="llguidance", description="llguidance, or none: requests with a guide are refused"
+    guided_decoding_backend: Literal["llguidance", "xgrammar", "none"] = Field(
+        default="llguidance", description="llguidance, xgrammar, or none: requests with a guide are refused"
     )
     tokenizer_dir: Path | None = Field(default=None, description="default: the one that the engine was built with")
 
@@ -157,6 +157,7 @@ class ModelSettings:
     stats_check_period_s: float
     notes: tuple[str, ...]  # for the log
     guides: GuideLimits | None = None  # None: requests with a guide are refused
+    guide_backend: str = "llguidance"
     warm_up: tuple[Guide, ...] = ()
     lora: LoraFile | None = None  # None: adapters are not served
 
@@ -181,6 +182,7 @@ def read_settings(model_config: Mapping[str, Any]) -> ModelSettings:
         cancellation_check_period_s=parameters.cancellation_check_period_ms / 1e3,
         stats_check_period_s=parameters.stats_check_period_ms / 1e3,
         guides=None if parameters.guided_decoding_backend == "none" else _guide_limits(engine_file),
+        guide_backend=parameters.guided_decoding_backend,
         warm_up=tuple(Guide(entry.type, entry.guide) for entry in engine_file.guided.warm_up),
         lora=engine_file.lora,
         notes=tuple(f"Parameter {key} has no meaning on a CPU; {given[key]!r} changes nothing." for key in without),

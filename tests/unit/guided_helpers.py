@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from python_backend.errors import RequestError
+from python_backend.guided.backends import make_backend
 from python_backend.guided.guide import check_guide
-from python_backend.guided.llguidance_backend import LLGuidanceBackend, LLGuidanceGuide
+from python_backend.guided.limits import GuideLimits
 from python_backend.request import Guide
 from tests.unit.small_tokenizers import fast_tokenizer_json, small_tokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from python_backend.guided.backend import CompiledGuide, GuideBackend
     from python_backend.text.tokenizer import Tokenizer
 
 VOCAB_SIZE = 512  # more than the tokenizer has, as models do
@@ -28,8 +30,8 @@ def tokenizer() -> Tokenizer:
 
 
 @cache
-def backend() -> LLGuidanceBackend:
-    made = LLGuidanceBackend(special_tokens=["<|im_start|>"])
+def backend(library: str = "llguidance") -> GuideBackend:
+    made = make_backend(library, GuideLimits(), ["<|im_start|>"])
     made.load_tokenizer(fast_tokenizer_json("byte_level"), VOCAB_SIZE, (END_ID,))
     return made
 
@@ -41,8 +43,9 @@ def write_tokenizer_json(directory: Path) -> Path:
 
 
 @cache
-def compiled(kind: str, text: str = "", **options: Any) -> LLGuidanceGuide:
-    return backend().compile(backend().grammar(check_guide(Guide(kind, text, **options))))
+def compiled(kind: str, text: str = "", library: str = "llguidance", **options: Any) -> CompiledGuide:
+    made = backend(library)
+    return made.compile(made.grammar(check_guide(Guide(kind, text, **options))))
 
 
 def accepts(kind: str, guide: str, text: str, **options: Any) -> bool:
