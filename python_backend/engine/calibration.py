@@ -83,7 +83,9 @@ class _Session:
 
     def __init__(self, graph: DecoderGraph, max_tokens: int) -> None:
         compiled = compile_graph(graph.build(), EXACT_OPTIONS)
-        self._compiled = CompiledGraph(graph, compiled, [], -(-max_tokens // BLOCK))
+        self._compiled = CompiledGraph(graph, compiled)
+        num_blocks = -(-max_tokens // BLOCK)
+        self._compiled.bind(self._compiled.new_caches(num_blocks), num_blocks)
 
     def __call__(self, token_ids: list[int], num_logits: int = 1) -> list[np.ndarray]:
         table = list(range(-(-len(token_ids) // BLOCK)))

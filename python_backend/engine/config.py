@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 Precision = Literal["fast", "fp8", "exact"]
+LINEARS = (
+    *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
+    *("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +33,4 @@ class EngineConfig:
     stream_interval: int = 0  # tokens in a streamed response; 0: 1 up to 4 running sequences, 2 up to 32, …
     num_threads: int = 0  # 0: OpenVINO decides
     max_lora_rank: int = 0  # largest rank of an adapter; 0: no adapters
+    lora_projections: tuple[str, ...] = LINEARS  # what adapters may change

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from python_backend.engine.admission import admit
 from python_backend.engine.engine_core import EngineCore
+from python_backend.engine.masks import after
 from python_backend.engine.scheduler import Batch
 from python_backend.errors import EngineFailure, Overloaded, RequestError
 
@@ -70,7 +71,8 @@ class LLMEngine:
 
         Args:
             request: the request.
-            masks: of a request with a guide; it runs once they are there, and may be cancelled before.
+            masks: of a request with a guide; it runs once they are there, and may be cancelled before. The first
+                request with an adapter waits in the same way, for graphs that know of adapters.
 
         Raises:
             InvalidRequest: it does not fit the model or a limit, or its guide is known to be refused.
@@ -80,6 +82,8 @@ class LLMEngine:
         admit(request, self.config, self.core.blocks, self.vocab_size)
         if masks is not None and masks.done() and isinstance(masks.exception(), RequestError):
             raise masks.exception() or AssertionError
+        if request.adapter is not None:
+            masks = after(self.core.runner.adapted.ask(), masks)
         state = self.core.open(request)
         with self._wake:
             if self.failure is not None:

@@ -7,23 +7,24 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from python_backend.engine.protocols import TokenMask
 from python_backend.errors import EngineFailure, RequestError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
+    from python_backend.engine.protocols import TokenMask
     from python_backend.engine.request_state import RequestState
     from python_backend.engine.sequence import Sequence
 
-MakeMask: TypeAlias = Callable[[], TokenMask]
+MakeMask: TypeAlias = "Callable[[], TokenMask | None]"
 FutureMask: TypeAlias = "Future[MakeMask]"
 """Gives a function that makes one mask for each sequence, or the RequestError that refuses the request."""
 
@@ -66,6 +67,30 @@ class MaskQueue:
         if ready:
             self._waiting = [entry for entry in self._waiting if not entry[1].done()]
         return ready
+
+
+def after(graphs: Future[Any], masks: FutureMask | None) -> FutureMask | None:
+    """`masks`, but not before the graphs of adapters are compiled: a request that needs both waits for both."""
+    if graphs.done() and graphs.exception() is None:
+        return masks
+    both: FutureMask = Future()
+
+    def take_masks(done: FutureMask) -> None:
+        if (failure := done.exception()) is not None:
+            both.set_exception(failure)
+        else:
+            both.set_result(done.result())
+
+    def take_graphs(done: Future[Any]) -> None:
+        if (failure := done.exception()) is not None:
+            both.set_exception(EngineFailure(f"The graphs for adapters cannot be compiled: {failure}"))
+        elif masks is None:
+            both.set_result(lambda: None)
+        else:
+            masks.add_done_callback(take_masks)
+
+    graphs.add_done_callback(take_graphs)
+    return both
 
 
 def attach_masks(state: RequestState, masks: FutureMask) -> RequestError | None:

@@ -6,9 +6,10 @@ Inputs, all int32 unless noted (T = tokens in the step, S = sequences, B = block
 `block_indices_begins` [S + 1], `max_context_len` [], `sampled_tokens_indices` int64 [R], and per layer
 `key_cache.i` and `value_cache.i`. Output: logits, float32 [R, vocab].
 
-With `adapters`, every product of the layers has another one of low rank beside it: `lora_a.<linear>` [N, in] and
-`lora_b.<linear>` [N, out] hold the matrices of many adapters below each other, and `lora_mask.<n>` bool [T, N] says
-which rows are a token's own, where n is how many linears the product fuses.
+With `adapters`, linears of the layers have products of low rank beside them. `lora_a.<linear>` [n * N, in] holds the
+first matrices of many adapters below each other, for the n linears that have the same input;
+`lora_b.<layer>.<projection>` [out, N] the second ones beside each other; `lora_mask.<n>` bool [T, n * N] says which
+rows are a token's own.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ import openvino.op as ov_op
 import openvino.opset15 as ops
 from openvino import PartialShape, Type
 
-from python_backend.engine.adapter_rows import FusedLinear
+from python_backend.engine.adapter_rows import AdaptedLinears
 from python_backend.engine.weights import BF16, Weight
 
 if TYPE_CHECKING:
+    from python_backend.engine.adapter_rows import Adaptable
     from python_backend.engine.model_config import ModelConfig
     from python_backend.engine.weights import Weights
 
@@ -56,8 +58,9 @@ class DecoderGraph:
     as long as the compiled model.
     """
 
-    def __init__(self, config: ModelConfig, weights: Weights, storage: Storage, adapters: Any = None) -> None:
-        """`adapters` is the element type of the adapters' matrices, None for a graph without them."""
+    def __init__(
+        self, config: ModelConfig, weights: Weights, storage: Storage, adapters: Adaptable | None = None
+    ) -> None:
         self.config, self.weights, self.storage, self._adapters = config, weights, storage, adapters
         self.buffers: list[Any] = []
         self.probes: dict[str, Any] = {}  # linear name -> node that feeds it; calibration reads them
@@ -65,7 +68,7 @@ class DecoderGraph:
         self._inputs = {name: self._parameter(name, kind, shape) for name, kind, shape in CONTROL_INPUTS}
         self._caches: list[Any] = []
         self._lora_inputs: dict[str, Any] = {}
-        self.lora_linears: dict[str, FusedLinear] = {}  # the products that have another one beside them
+        self.lora_linears: dict[str, AdaptedLinears] = {}  # by the first one's name
 
     def build(self) -> ov.Model:
         """The whole graph: embedding, layers, final norm and logits of the sampled positions."""
@@ -124,33 +127,44 @@ class DecoderGraph:
 
     def _fused(self, x: Any, names: list[str], sizes: list[int]) -> list[Any]:
         """Several linears of the same input as one product: fewer, larger kernels."""
-        y = self._linear(x, *names)
-        parts = ops.variadic_split(y, _const(1, np.int64), _const(sizes, np.int64))
-        return [parts.output(i) for i in range(len(sizes))]
+        y = ops.variadic_split(self._product(x, names), _const(1, np.int64), _const(sizes, np.int64))
+        parts = {name: y.output(i) for i, name in enumerate(names)}
+        for name, change in self._low_rank(x, names).items():
+            parts[name] = ops.add(parts[name], change)
+        return list(parts.values())
 
-    def _linear(self, x: Any, *names: str) -> Any:
+    def _linear(self, x: Any, name: str) -> Any:
+        y = self._product(x, [name])
+        return ops.add(y, *changes) if (changes := self._low_rank(x, [name]).values()) else y
+
+    def _product(self, x: Any, names: list[str]) -> Any:
         self.probes |= dict.fromkeys(names, x)
-        parts = [self.weights.linear(n) for n in names]
-        y = self._matmul(x, Weight.stack(parts))
-        if self._adapters is not None:
-            y = ops.add(y, self._low_rank(x, list(names), parts))
+        y = self._matmul(x, Weight.stack([self.weights.linear(n) for n in names]))
         biases = [self.weights.vector(f"{n}.bias") for n in names if f"{n}.bias" in self.weights]
         return ops.add(y, ops.constant(np.concatenate(biases).reshape(1, -1))) if biases else y
 
-    def _low_rank(self, x: Any, names: list[str], parts: list[Weight]) -> Any:
-        """The adapters' product: every token through all rows of A, then only its own ones through B."""
-        outs = [len(part.values) for part in parts]
-        self.lora_linears[names[0]] = FusedLinear.of(names, parts[0].values.shape[1], outs)
-        a = self._lora_input(f"lora_a.{names[0]}", self._adapters, parts[0].values.shape[1])
-        b = self._lora_input(f"lora_b.{names[0]}", self._adapters, sum(outs))
-        mask = self._lora_input(f"lora_mask.{len(names)}", Type.boolean, -1)
+    def _low_rank(self, x: Any, names: list[str]) -> dict[str, Any]:
+        """What adapters add to each linear: every token through all rows of A, then only its own ones through B."""
+        adapters = self._adapters
+        names = [name for name in names if adapters is not None and name.split(".", 3)[3] in adapters.projections]
+        if adapters is None or not names:
+            return {}
+        outs, size_in = zip(*(self.weights.linear(name).values.shape for name in names), strict=True)
+        linears = self.lora_linears[names[0]] = AdaptedLinears.of(names, size_in[0], outs)
+        a = self._lora_input(f"lora_a.{names[0]}", adapters.kind, [-1, size_in[0]])
+        mask = self._lora_input(f"lora_mask.{len(names)}", Type.boolean, [-1, -1])
         # Selected, not multiplied: whatever another adapter makes of this token must not reach it, not even as NaN.
         own = ops.select(mask, ops.matmul(x, a, False, True), _const(0.0))
-        return ops.matmul(own, b, False, False)
+        parts = ops.split(own, _const(1, np.int64), len(names)).outputs() if len(names) > 1 else [own]
+        found = {}
+        for name, projection, out, part in zip(names, linears.projections, outs, parts, strict=True):
+            b = self._lora_input(f"lora_b.{linears.layer}.{projection}", adapters.kind, [out, -1])
+            found[name] = ops.matmul(part, b, False, True)
+        return found
 
-    def _lora_input(self, name: str, kind: Any, width: int) -> Any:
+    def _lora_input(self, name: str, kind: Any, shape: list[int]) -> Any:
         if name not in self._lora_inputs:
-            self._lora_inputs[name] = self._parameter(name, kind, [-1, width])
+            self._lora_inputs[name] = self._parameter(name, kind, shape)
         node = self._lora_inputs[name]
         return ops.convert(node, "f32") if kind == Type.bf16 else node
 

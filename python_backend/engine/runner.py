@@ -5,20 +5,23 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import openvino as ov
 from openvino import Type
 
-from python_backend.engine.adapter_rows import AdapterRows, Unchanged
+from python_backend.engine.adapter_rows import Adaptable, AdapterRows, Unchanged
 from python_backend.engine.model import DecoderGraph, Storage
 from python_backend.engine.model_config import ModelConfig
+from python_backend.engine.on_demand import OnDemand
 from python_backend.engine.weights import Int8Weights, Weights
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from python_backend.engine.adapter_rows import AdapterPool
     from python_backend.engine.block_manager import BlockCopy
     from python_backend.engine.config import EngineConfig, Precision
     from python_backend.engine.protocols import AdapterWeights
@@ -61,32 +64,40 @@ class ModelRunner:
 
     def __init__(self, checkpoint_dir: Path, config: EngineConfig) -> None:
         self.model_config = ModelConfig.load(checkpoint_dir)
-        weights = (Int8Weights if config.precision == "fast" else Weights)(checkpoint_dir)
-        self._caches: list[np.ndarray] = []
-        self._rows: AdapterRows | None = None  # None: adapters are not served
-        # A step without adapters runs a graph that knows nothing of them.
-        self._compiled = self._compile(weights, config, None)
-        self._adapted: list[tuple[int | None, CompiledGraph]] = []
-        if config.max_lora_rank:
-            self._adapted = self._compile(weights, config, Type.f32 if config.precision == "exact" else Type.bf16)
-        self._running = self._compiled[-1][1]
+        self._num_blocks = -(-config.kv_cache_tokens // config.tokens_per_block)
+        self._compiled = self._compile(checkpoint_dir, config, None)
+        self._caches = self._compiled[-1].graph.new_caches(self._num_blocks)
+        for sized in self._compiled:
+            sized.graph.bind(self._caches, self._num_blocks)
+        # A step without adapters runs a graph that knows nothing of them; the others are made when one is asked for.
+        self.adapted = OnDemand(partial(self._make_adapted, checkpoint_dir, config), "compile-adapters")
+        self._running = self._compiled[-1].graph
         self._decode_limit = 0  # sequences up to which the first variant decodes faster
         self.kv_bytes = sum(cache.nbytes for cache in self._caches)
 
-    def _compile(
-        self, weights: Weights, config: EngineConfig, adapters: Type | None
-    ) -> list[tuple[int | None, CompiledGraph]]:
-        num_blocks = -(-config.kv_cache_tokens // config.tokens_per_block)
+    def _compile(self, checkpoint_dir: Path, config: EngineConfig, adapters: Adaptable | None) -> list[SizedGraph]:
+        weights = (Int8Weights if config.precision == "fast" else Weights)(checkpoint_dir)
         with ThreadPoolExecutor(1) as compiler:  # compiles one graph while the next one is built
             jobs = []
             for variant in VARIANTS[config.precision]:
                 graph = DecoderGraph(self.model_config, weights, variant.storage, adapters)
-                job = compiler.submit(compile_graph, graph.build(), _options(config))
-                jobs.append((variant.max_tokens, graph, job))
-            if adapters is not None:
-                linears = jobs[0][1].lora_linears
-                self._rows = AdapterRows(linears, adapters, config.max_batch_size * config.max_lora_rank)
-            return [(limit, CompiledGraph(graph, job.result(), self._caches, num_blocks)) for limit, graph, job in jobs]
+                jobs.append(
+                    (variant.max_tokens, graph, compiler.submit(compile_graph, graph.build(), _options(config)))
+                )
+            return [SizedGraph(limit, CompiledGraph(graph, job.result())) for limit, graph, job in jobs]
+
+    def _make_adapted(self, checkpoint_dir: Path, config: EngineConfig) -> AdaptedGraphs:
+        """Graphs for steps with adapters, warm; the cache is in use meanwhile, so they get to see it at the end."""
+        kind = Type.f32 if config.precision == "exact" else Type.bf16
+        sized = self._compile(checkpoint_dir, config, Adaptable(kind, config.lora_projections))
+        adapted = AdaptedGraphs(sized, AdapterRows(sized[0].graph.lora_linears, kind))
+        for graph in (entry.graph for entry in sized):
+            graph.bind(graph.new_caches(1), 1)
+            for steps in _warm_up_steps(config.max_batch_size, Unchanged()):
+                adapted.start(graph, steps)
+                graph.wait()
+            graph.bind(self._caches, self._num_blocks)
+        return adapted
 
     def copy_blocks(self, copies: list[BlockCopy]) -> None:
         """Copy KV blocks in every layer, in order."""
@@ -99,17 +110,15 @@ class ModelRunner:
 
         They all write into block 0, which holds nothing yet.
         """
-        sizes = ((1, 32), (1, 1), (max(1, max_batch_size // 4), 1), (max_batch_size, 1))
-        for adapter in (None, Unchanged()) if self._adapted else (None,):
-            for sequences, tokens in sizes:
-                self.start([StepInput([0] * tokens, 0, [0], 1, adapter)] * sequences)
-                self.wait()
+        for steps in _warm_up_steps(max_batch_size, None):
+            self.start(steps)
+            self.wait()
         self._decode_limit = self._find_decode_limit(max_batch_size)
 
     def _find_decode_limit(self, max_batch_size: int) -> int:
         limit = 0
         for size in (8, max_batch_size):
-            seconds = [_seconds(graph, [StepInput([0], 0, [0], 1)] * size) for _, graph in self._compiled]
+            seconds = [_seconds(sized.graph, [StepInput([0], 0, [0], 1)] * size) for sized in self._compiled]
             if seconds[0] > min(seconds):
                 break
             limit = size
@@ -118,19 +127,15 @@ class ModelRunner:
     def start(self, steps: list[StepInput]) -> None:
         """Begin a step; `wait` gives its logits. The interpreter is free meanwhile."""
         num_tokens = sum(len(step.token_ids) for step in steps)
-        adapters = {step.adapter.version: step.adapter for step in steps if step.adapter is not None}
-        graphs = self._adapted if adapters else self._compiled
         # Prefill never follows the measured limit: the cached keys and values of a prompt are the same on every start.
-        decoding = num_tokens == len(steps)
-        few = decoding and num_tokens <= self._decode_limit
-        self._running = next(c for limit, c in graphs if few or limit is None or num_tokens <= limit)
-        control = control_inputs(steps)
-        if adapters:
-            assert self._rows is not None  # admission has refused the request otherwise
-            num_rows = self._rows.place(list(adapters.values()))
-            control |= self._rows.masks(num_rows, ((len(step.token_ids), step.adapter) for step in steps))
-            self._running.read_adapters(self._rows, num_rows)
-        self._running.start(control)
+        few = num_tokens == len(steps) and num_tokens <= self._decode_limit
+        adapted = None if all(step.adapter is None for step in steps) else self.adapted.ask().result()
+        graphs = self._compiled if adapted is None else adapted.graphs
+        self._running = next(g.graph for g in graphs if few or g.max_tokens is None or num_tokens <= g.max_tokens)
+        if adapted is None:
+            self._running.start(control_inputs(steps))
+        else:
+            adapted.start(self._running, steps)
 
     def wait(self) -> np.ndarray:
         """Logits of the step begun last, float32 [sum of num_logits, vocab]; valid until the next start."""
@@ -140,27 +145,33 @@ class ModelRunner:
 class CompiledGraph:
     """One graph compiled for this CPU, reading and writing the caches it is given."""
 
-    def __init__(self, graph: DecoderGraph, compiled: Any, caches: list[np.ndarray], num_blocks: int) -> None:
-        """`compiled` is what compile_graph made of `graph`; an empty `caches` is filled with new memory."""
+    def __init__(self, graph: DecoderGraph, compiled: Any) -> None:
+        """`compiled` is what compile_graph made of `graph`. Needs caches, see `bind`, before it starts."""
         # Tensors do not own numpy memory, and the plugin packs weights only at the first inference: keep all of it.
-        self._buffers = (graph.buffers, caches)
+        self._buffers: list[Any] = [graph.buffers]
+        self.lora_linears = graph.lora_linears
         self._request = compiled.create_infer_request()
         self._index = {port.any_name: i for i, port in enumerate(compiled.inputs)}
-        self._num_rows = 0
-        ports = [port for port in compiled.inputs if "cache." in port.any_name]
-        if not caches:
-            caches += [_cache_memory(port, num_blocks) for port in ports]
-        for port, memory in zip(ports, caches, strict=True):
+        self._cache_ports = [port for port in compiled.inputs if "cache." in port.any_name]
+        self._pool: AdapterPool | None = None
+
+    def new_caches(self, num_blocks: int) -> list[np.ndarray]:
+        """Memory for the keys and the values of every layer."""
+        return [_cache_memory(port, num_blocks) for port in self._cache_ports]
+
+    def bind(self, caches: list[np.ndarray], num_blocks: int) -> None:
+        """Read and write these caches from now on."""
+        self._buffers[1:] = [caches]
+        for port, memory in zip(self._cache_ports, caches, strict=True):
             shape = ov.Shape([num_blocks, *_block_shape(port)])
             self._request.set_input_tensor(self._index[port.any_name], ov.Tensor(memory, shape, port.element_type))
 
-    def read_adapters(self, rows: AdapterRows, num_rows: int) -> None:
-        """Read that much of the adapters' buffers from now on."""
-        if num_rows == self._num_rows:
-            return
-        for name, tensor in rows.tensors(num_rows).items():
-            self._request.set_input_tensor(self._index[name], tensor)
-        self._num_rows = num_rows
+    def read_adapters(self, pool: AdapterPool) -> None:
+        """Read that pool from now on."""
+        if pool is not self._pool:
+            for name, tensor in pool.tensors().items():
+                self._request.set_input_tensor(self._index[name], tensor)
+            self._pool = pool
 
     def start(self, control: dict[str, np.ndarray]) -> None:
         """Begin one inference."""
@@ -178,6 +189,35 @@ class CompiledGraph:
     def outputs(self) -> list[np.ndarray]:
         """Every output of the inference that `wait` has seen end."""
         return [tensor.data for tensor in self._request.output_tensors]
+
+
+@dataclass(frozen=True, slots=True)
+class SizedGraph:
+    """A compiled variant and the steps it is for."""
+
+    max_tokens: int | None
+    graph: CompiledGraph
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedGraphs:
+    """The graphs of steps with adapters, and what they read."""
+
+    graphs: list[SizedGraph]
+    rows: AdapterRows
+
+    def start(self, graph: CompiledGraph, steps: list[StepInput]) -> None:
+        """Begin a step on one of the graphs."""
+        adapters = {step.adapter.version: step.adapter for step in steps if step.adapter is not None}
+        pool = self.rows.place(list(adapters.values()))
+        graph.read_adapters(pool)
+        graph.start(control_inputs(steps) | pool.masks((len(step.token_ids), step.adapter) for step in steps))
+
+
+def _warm_up_steps(max_batch_size: int, adapter: AdapterWeights | None) -> list[list[StepInput]]:
+    """A prompt and decode steps of a few sizes, all in block 0."""
+    sizes = ((1, 32), (1, 1), (max(1, max_batch_size // 4), 1), (max_batch_size, 1))
+    return [[StepInput([0] * tokens, 0, [0], 1, adapter)] * sequences for sequences, tokens in sizes]
 
 
 def _seconds(graph: CompiledGraph, steps: list[StepInput]) -> float:

@@ -17,6 +17,7 @@ from python_backend.contract import model_contract
 from python_backend.engine.config import EngineConfig
 from python_backend.errors import BuildError
 from python_backend.guided.limits import GuideLimits
+from python_backend.lora.modules import PROJECTIONS
 from python_backend.request import Guide
 
 if TYPE_CHECKING:
@@ -250,6 +251,7 @@ def _engine_config(file: EngineFile, parameters: ModelParameters, model_config: 
     changes: dict[str, Any] = {"batching_strategy": strategy}
     if file.lora is not None:
         changes["max_lora_rank"] = file.lora.max_rank
+        changes["lora_projections"] = tuple(PROJECTIONS[module] for module in file.lora.modules)
     if parameters.max_beam_width is not None:
         _at_most("max_beam_width", parameters.max_beam_width, built.max_beam_width)
         changes["max_beam_width"] = parameters.max_beam_width

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -123,3 +124,38 @@ def test_the_fast_precision_stays_close_to_the_merged_checkpoint(tmp_path, preci
 def test_an_adapter_over_the_engines_rank_is_refused(tmp_path):
     with running_engine() as driver, pytest.raises(LimitExceeded, match="rank 4; allowed: up to 0"):
         driver.engine.submit(make_request("r", [5], adapter=adapter(tmp_path)))
+
+
+def test_graphs_for_adapters_are_compiled_when_the_first_request_needs_them_and_nobody_waits_for_that(tmp_path):
+    with running_engine(max_lora_rank=4, start=False) as driver:
+        graphs = driver.engine.core.runner.adapted
+        assert graphs._future is None
+        make, gate = graphs._make, threading.Event()
+        graphs._make = lambda: (gate.wait(), make())[1]
+        driver.engine.start()
+        driver.engine.submit(make_request("adapted", [5, 6], adapter=adapter(tmp_path)))
+        driver.engine.submit(make_request("gone", [5, 6], adapter=adapter(tmp_path)))
+        assert len(driver.tokens(make_request("plain", [5, 6]))["plain"]) == 16
+        driver.engine.cancel("gone")
+        assert driver.collect(1)["gone"].reasons == {0: "cancelled"}
+        gate.set()
+        assert len(driver.collect(1)["adapted"].tokens[0]) == 16
+
+
+def test_graphs_that_cannot_be_compiled_fail_the_requests_with_adapters_alone(tmp_path):
+    with running_engine(max_lora_rank=4) as driver:
+        driver.engine.core.runner.adapted._make = lambda: 1 // 0
+        for name in ("first", "later"):
+            answer = driver.run(make_request(name, [5], adapter=adapter(tmp_path)), make_request("plain", [5]))
+            assert "graphs for adapters cannot be compiled: integer division" in str(answer[name].error)
+            assert answer["plain"].error is None
+
+
+def test_linears_that_no_adapter_may_change_get_no_second_product(tmp_path):
+    only_q = adapter(tmp_path, projections=("self_attn.q_proj",))
+    with running_engine(max_lora_rank=4) as driver:
+        expected = driver.tokens(make_request("r", [5, 6], adapter=only_q))
+    with running_engine(max_lora_rank=4, lora_projections=("self_attn.q_proj", "mlp.up_proj")) as driver:
+        assert driver.tokens(make_request("r", [5, 6], adapter=only_q)) == expected
+        graph = driver.engine.core.runner.adapted.ask().result().graphs[0].graph
+        assert {group.projections for group in graph.lora_linears.values()} == {("self_attn.q_proj",), ("mlp.up_proj",)}

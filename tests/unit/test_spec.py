@@ -115,7 +115,7 @@ def test_missing_file_is_refused(tmp_path: Path) -> None:
 
 def test_limits_are_the_fields_of_the_engine(tmp_path: Path) -> None:
     fields = {field.name: field.default for field in dataclasses.fields(EngineConfig)}
-    assert set(Limits.model_fields) | {"precision", "max_lora_rank"} == set(fields)  # the last one is lora.max_rank
+    assert set(Limits.model_fields) | {"precision", "max_lora_rank", "lora_projections"} == set(fields)  # from `lora`
     spec = load_spec(write(tmp_path, MINIMAL))
     assert EngineConfig(**spec.build_config) == EngineConfig()
 
