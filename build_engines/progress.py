@@ -60,7 +60,10 @@ class BarProgress(PlainProgress):
 
     @contextmanager
     def task(self, title: str, total: int, unit: str = "bytes") -> Iterator[Advance]:
-        """A bar while the task runs."""
+        """A bar while the task runs; none for a task without work."""
+        if not total:
+            yield lambda _done: None
+            return
         from rich.console import Console  # an up-to-date build must not pay for it
         from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bars

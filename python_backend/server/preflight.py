@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from python_backend.errors import BuildError, EnvironmentFault
 MIN_SHM_BYTES = 48 * 2**20  # a region of a few MiB per model instance; Docker's default /dev/shm has 64 MiB
 MIN_DISK_BYTES = 100 * 2**20  # the log
 _PYTHONS = ((3, 10), (3, 13))
+_PYTHON_BACKEND = re.compile(r'^\s*backend\s*:\s*"python"', re.MULTILINE)
 
 
 def check_machine(cpuinfo: Path = Path("/proc/cpuinfo"), machine: str = platform.machine()) -> None:
@@ -58,6 +60,20 @@ def check_repository(folder: Path, model: str) -> None:
     if not (folder / model / "config.pbtxt").is_file():
         found = ", ".join(sorted(path.parent.name for path in folder.glob("*/config.pbtxt"))) or "no model"
         raise BuildError(f"{folder} has no model named {model} (found: {found}): build it with make build-engines.")
+    for config in sorted(folder.glob("*/config.pbtxt")):
+        _check_model_files(config)
+
+
+def _check_model_files(config: Path) -> None:
+    """Triton waits for ever for the stub of a Python model whose model.py is missing."""
+    if not _PYTHON_BACKEND.search(config.read_text(encoding="utf-8", errors="replace")):
+        return
+    versions = [path for path in config.parent.iterdir() if path.is_dir() and path.name.isdigit()]
+    if not versions:
+        raise BuildError(f"{config.parent} has no version directory (1/): build it with make build-engines.")
+    for version in versions:
+        if not (version / "model.py").is_file():
+            raise BuildError(f"{version / 'model.py'} is missing: build it with make build-engines.")
 
 
 def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:

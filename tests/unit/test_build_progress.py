@@ -30,6 +30,13 @@ def test_a_bar_shows_what_is_done() -> None:
     assert "2.0/2.0 MB" in stream.getvalue()
 
 
+def test_a_task_without_work_shows_no_bar() -> None:
+    stream = Terminal()
+    with BarProgress(stream).task("hashing the source", 0) as advance:
+        advance(0)
+    assert stream.getvalue() == ""
+
+
 def test_lines_have_no_control_characters_and_short_tasks_none_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 1.0, 6.0, 7.0, 12.0, 12.0])
     monkeypatch.setattr(progress, "time", type("Clock", (), {"monotonic": staticmethod(lambda: next(clock))}))

@@ -12,8 +12,14 @@ from python_backend.errors import BuildError, EnvironmentFault
 from python_backend.server import preflight
 from python_backend.server.addresses import Addresses
 from python_backend.server.workspace import sweep
+from tests.server.tiny_repository import write_tiny_repository
 
 _HUGE = 2**60
+
+
+@pytest.fixture
+def tiny_repository(tmp_path: Path) -> Path:
+    return write_tiny_repository(tmp_path / "model_repo")
 
 
 def test_this_machine_passes() -> None:
@@ -68,6 +74,21 @@ def test_a_repository_without_the_model_lists_what_it_has(tmp_path: Path) -> Non
     (tmp_path / "echo" / "config.pbtxt").touch()
     with pytest.raises(BuildError, match=r"no model named ensemble \(found: echo\)"):
         preflight.check_repository(tmp_path, "ensemble")
+
+
+@pytest.mark.parametrize(
+    ("left", "named"), [("1/model.txt", "model.py is missing"), ("model.py", "no version directory")]
+)
+def test_a_python_model_without_its_file_is_named_before_triton_waits_for_it(
+    tiny_repository: Path, left: str, named: str
+) -> None:
+    preflight.check_repository(tiny_repository, "ensemble")
+    echo = tiny_repository / "echo"
+    (echo / "1" / "model.py").rename(echo / left)
+    if left == "model.py":
+        (echo / "1").rmdir()
+    with pytest.raises(BuildError, match=f"{echo}.*{named}.*make build-engines"):
+        preflight.check_repository(tiny_repository, "ensemble")
 
 
 def test_a_taken_port_is_named_with_the_variable_that_moves_it() -> None:
