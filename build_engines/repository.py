@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 TEMPLATES = Path(__file__).resolve().parent.parent / "model_repo"
 ADAPTERS = "adapters"  # the model that lists them
+HEALTH = "health"  # the model that says whether the others serve
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ def render(settings: Settings, place: Path) -> None:
 
     from build_engines.templates import MODELS, from_text, to_text  # protobuf and gRPC are slow to import
 
-    for name in (*MODELS, *([ADAPTERS] if settings.lora else [])):
+    for name in (*MODELS, HEALTH, *([ADAPTERS] if settings.lora else [])):
         source = TEMPLATES / name
         try:
             config = from_text((source / "config.pbtxt").read_text())
@@ -145,6 +146,11 @@ def _fill_postprocessing(config: Any, settings: Settings) -> None:
     _set(config, tokenizer_dir=settings.tokenizer_dir, skip_special_tokens=settings.skip_special_tokens)
 
 
+def _fill_health(config: Any, settings: Settings) -> None:
+    del settings
+    config.max_batch_size = 0
+
+
 def _fill_adapters(config: Any, settings: Settings) -> None:
     config.max_batch_size = 0
     _set(config, gpt_model_path=settings.engine_dir)
@@ -154,6 +160,7 @@ _FILL: dict[str, Callable[[Any, Settings], None]] = {
     "preprocessing": _fill_preprocessing,
     "tensorrt_llm": _fill_tensorrt_llm,
     "postprocessing": _fill_postprocessing,
+    HEALTH: _fill_health,
     ADAPTERS: _fill_adapters,
 }
 

@@ -80,3 +80,4 @@ class EngineStats:
     prompt_tokens: int = 0  # since start
     cached_prompt_tokens: int = 0  # since start, found in the prefix cache
     generated_tokens: int = 0  # since start
+    short_of_blocks: bool = False  # somebody waits for nothing but KV cache blocks

@@ -87,6 +87,7 @@ class Scheduler:
         self.running: list[SequenceGroup] = []
         self._rows_left = MAX_ROWS  # of prompts that are read, in the step being planned
         self.preemptions = self.prompt_tokens = self.cached_prompt_tokens = 0  # since start
+        self.short_of_blocks = False  # somebody waits for nothing but blocks
 
     @property
     def has_work(self) -> bool:
@@ -105,6 +106,7 @@ class Scheduler:
         static = self.config.batching_strategy == "V1"
         may_admit = not (static and self.running)
         preemptions = self.preemptions
+        self.short_of_blocks = False
         # Decoding goes before prefill, so that a long prompt never holds up those who are being answered.
         for group in sorted(self.running, key=lambda g: g.in_context_phase):
             if group in self.running:  # an earlier one may have preempted it
@@ -142,7 +144,8 @@ class Scheduler:
         copies = [copy for sequence in group.sequences for copy in self.blocks.match_prefix(sequence)]
         cached = sum(len(s.block_table) for s in group.sequences)
         plan = self._plan(group, budget)
-        if not plan or max(self._needed(plan), self._to_keep_free(group, plan)) > self.blocks.num_free:
+        self.short_of_blocks = max(self._needed(plan), self._to_keep_free(group, plan)) > self.blocks.num_free
+        if not plan or self.short_of_blocks:
             for sequence in group.sequences:
                 self.blocks.free(sequence)
             return 0
@@ -225,3 +228,4 @@ class Scheduler:
         group.preempted = True
         self.waiting.appendleft(group)
         self.preemptions += 1
+        self.short_of_blocks = True

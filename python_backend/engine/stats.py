@@ -36,4 +36,5 @@ def engine_stats(
         prompt_tokens=scheduler.prompt_tokens,
         cached_prompt_tokens=scheduler.cached_prompt_tokens,
         generated_tokens=generated_tokens,
+        short_of_blocks=scheduler.short_of_blocks,
     )

@@ -5,21 +5,28 @@ from __future__ import annotations
 import http.client
 import re
 import time
+from collections.abc import Callable
 
 from python_backend.server.addresses import Addresses
 
 _ACTIVE = re.compile(r'^nv_trt_llm_request_metrics\{[^}]*request_type="active"[^}]*\} (\S+)$', re.MULTILINE)
-_LAST_STEPS_S = 0.1  # the last responses still pass through postprocessing and to their clients
+_LAST_STEPS_S = 0.25  # the gauge is up to 0.1 s old, and the last responses still pass through postprocessing
 
 
-def wait_until_idle(addresses: Addresses, timeout_s: float, period_s: float = 0.05) -> bool:
-    """True as soon as nothing is active, or nobody says how much is; False when that takes longer than timeout_s."""
+def wait_until_idle(
+    addresses: Addresses, timeout_s: float, give_up: Callable[[], bool] = lambda: False, period_s: float = 0.05
+) -> bool:
+    """True as soon as nothing is active, or nobody says how much is; False after timeout_s or once give_up() is so."""
     deadline = time.monotonic() + timeout_s
-    while any(_active_requests(addresses)):
-        if time.monotonic() > deadline:
+    idle_since: float | None = None
+    while idle_since is None or time.monotonic() < idle_since + _LAST_STEPS_S:
+        if any(_active_requests(addresses)):
+            idle_since = None
+        elif idle_since is None:
+            idle_since = time.monotonic()
+        if give_up() or (idle_since is None and time.monotonic() > deadline):
             return False
         time.sleep(period_s)
-    time.sleep(_LAST_STEPS_S)
     return True
 
 

@@ -20,6 +20,7 @@ from python_backend.server.workspace import Workspace, sweep
 _KEPT_LOGS = 10
 _PERIOD_S = 0.1
 _ONE_STOP_S = 1.0  # signals so close together are one: make and timeout pass on what the whole group got already
+_EVERY_ANSWER = {"tensorrt_llm", "postprocessing"}  # no answer can go on without these
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +77,10 @@ class Launcher:
             self._log = LogReader(log_file)
             if self._await_ready(server, addresses):
                 self._ready(f"READY {addresses} after {time.monotonic() - started:.1f} s")
-                self._serve(server)
-            self._stop(server)
+                patience_s = self._serve(server)
+                self._stop(server, patience_s)
+            else:
+                self._stop(server, 0)
         finally:
             server.clean_up()
         return 0
@@ -134,30 +137,62 @@ class Launcher:
             raise BuildError(f"{failures[0]} Log: {_short(self._log.path)}")
         return True
 
-    def _serve(self, server: TritonProcess) -> None:
-        """Until the server is to stop; shows errors of Triton and the models as they come, a repeated one once."""
+    def _serve(self, server: TritonProcess) -> float:
+        """Until the server is to stop; shows errors of Triton and the models as they come, a repeated one once.
+
+        Returns:
+            How many seconds running requests may still take: somebody who presses Ctrl-C does not want to wait.
+        """
         shown = ""
-        while not self._asked_to_stop():
+        while not (asked := self._asked_to_stop()):
             self._check_alive(server)
+            self._check_models(server)
             for text in filter(None, map(for_a_person, self._read_log())):
                 if text != shown:
                     self._say(text)
                 shown = text
+        return 0 if asked == signal.SIGINT else self._options.exit_timeout_s
 
-    def _stop(self, server: TritonProcess) -> None:
-        """Ends the server; a second signal ends it at once."""
+    def _stop(self, server: TritonProcess, patience_s: float) -> None:
+        """Ends the server once what runs has finished, or patience_s is over; a second signal ends it at once."""
         self._say("stopping; once more to force it")
-        server.terminate()
         asked = time.monotonic()
-        while server.exit_code() is None and time.monotonic() < asked + self._options.exit_timeout_s + 5:
-            if signal.sigtimedwait(self._stop_signals, _PERIOD_S) and time.monotonic() > asked + _ONE_STOP_S:
+        again = False
+
+        def forced(wait_s: float = 0) -> bool:
+            nonlocal again
+            got = signal.sigtimedwait(self._stop_signals, wait_s)
+            again = again or (got is not None and time.monotonic() > asked + _ONE_STOP_S)
+            return again
+
+        server.terminate(patience_s, forced)
+        told = time.monotonic()
+        while server.exit_code() is None and time.monotonic() < told + self._options.exit_timeout_s + 5:
+            if forced(_PERIOD_S):
                 server.kill()
 
-    def _asked_to_stop(self) -> bool:
-        """Waits a moment for a signal; also true when the parent has ended and that is to be heeded."""
-        if signal.sigtimedwait(self._stop_signals, _PERIOD_S):
-            return True
-        return self._options.exit_with_parent and os.getppid() != self._parent
+    def _asked_to_stop(self) -> int:
+        """Waits a moment for a signal and gives its number, 0 for none; SIGHUP for a parent's end, if that counts."""
+        got = signal.sigtimedwait(self._stop_signals, _PERIOD_S)
+        if got:
+            return got.si_signo
+        return signal.SIGHUP if self._options.exit_with_parent and os.getppid() != self._parent else 0
+
+    def _check_models(self, server: TritonProcess) -> None:
+        """Ends the server when the process of a model has: what waits for it would wait for ever.
+
+        Raises:
+            BuildError: always in that case, after running requests have finished where they can.
+        """
+        ended = server.ended_models()
+        if not ended:
+            return
+        self._say(f"the process of model {', '.join(sorted(ended))} has ended, which Triton cannot start again")
+        if not ended & _EVERY_ANSWER:
+            self._stop(server, self._options.exit_timeout_s)
+        raise BuildError(
+            f"A model ended while it was serving: {', '.join(sorted(ended))}. Log: {_short(self._log.path)}"
+        )
 
     def _check_alive(self, server: TritonProcess) -> None:
         code = server.exit_code()

@@ -13,11 +13,12 @@ from pathlib import Path
 
 from python_backend.server.addresses import Addresses
 from python_backend.server.drain import wait_until_idle
+from python_backend.server.stubs import Stub, stubs_of
 from python_backend.server.watcher import end_group, living
 from python_backend.server.workspace import Workspace
 
 _PR_SET_PDEATHSIG = 1
-_DRAIN_S = 5.0  # a step takes a second at most
+_CANCEL_S = 5.0  # a step takes a second at most
 _SHM_BYTES = 4 * 2**20  # per model instance at the start, and per growth
 
 
@@ -44,22 +45,32 @@ class TritonProcess:
                 preexec_fn=_in_child(ctypes.CDLL(None), os.getpid()),  # noqa: PLW1509  no other thread yet
             )
         self._tell(f"group {self._server.pid}")
+        self._stubs: tuple[Stub, ...] = ()
 
     def exit_code(self) -> int | None:
         """None while it runs."""
         return self._server.poll()
 
-    def terminate(self) -> None:
-        """Asks the models to end what runs and Triton to stop.
+    def ended_models(self) -> set[str]:
+        """Models whose processes have ended since the first call, which has to come when all are loaded."""
+        self._stubs = self._stubs or stubs_of(self._server.pid)
+        return {stub.model for stub in self._stubs if not stub.lives()}
+
+    def terminate(self, patience_s: float, give_up: Callable[[], bool]) -> None:
+        """Lets what runs finish, refuses what comes, and asks Triton to stop.
 
         The stubs get SIGTERM first: they do not die of it, and the engine's model takes it as the sign to refuse new
-        requests and to cancel its own, which Triton would otherwise wait for. Triton itself gets it when they have
-        ended: once it is stopping, it starts no further step of an ensemble, whose request then never ends.
+        requests. A second one, after patience_s, tells it to end what still runs with what it has. Triton itself gets
+        it last: once it is stopping, it starts no further step of an ensemble, whose request then never ends.
+
+        Args:
+            patience_s: how long running requests may take.
+            give_up: asked again and again; True ends the waiting.
         """
-        for pid in living(self._server.pid):
-            if pid != self._server.pid:
-                _send(pid, signal.SIGTERM)
-        wait_until_idle(self._addresses, timeout_s=_DRAIN_S)
+        self._tell_stubs()
+        if not wait_until_idle(self._addresses, patience_s, give_up):
+            self._tell_stubs()
+            wait_until_idle(self._addresses, _CANCEL_S, give_up)
         _send(self._server.pid, signal.SIGTERM)
 
     def kill(self) -> None:
@@ -76,6 +87,11 @@ class TritonProcess:
         assert self._watcher.stdin is not None
         self._watcher.stdin.close()
         self._watcher.wait()
+
+    def _tell_stubs(self) -> None:
+        for pid in living(self._server.pid):
+            if pid != self._server.pid:
+                _send(pid, signal.SIGTERM)
 
     def _signal(self, number: int) -> None:
         try:

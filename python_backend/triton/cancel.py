@@ -85,10 +85,14 @@ class ShutdownWatcher:
     Triton waits for running requests before it finalizes a model; whoever stops the server sends SIGTERM to the stub
     processes first, so that there is nothing to wait for. The stub's main thread runs no Python code between two
     requests, hence the wake-up pipe instead of a handler.
+
+    Args:
+        on_shutdown: at the first signal, on a thread of its own.
+        on_deadline: at the second one: what still runs has to end now.
     """
 
-    def __init__(self, on_shutdown: Callable[[], None]) -> None:
-        self._on_shutdown = on_shutdown
+    def __init__(self, on_shutdown: Callable[[], None], on_deadline: Callable[[], None] | None = None) -> None:
+        self._callbacks = [on_shutdown, *([on_deadline] if on_deadline is not None else [])]
         self._read_fd, self._write_fd = os.pipe()
         os.set_blocking(self._write_fd, False)
 
@@ -99,7 +103,7 @@ class ShutdownWatcher:
         threading.Thread(target=self._run, name="shutdown-watcher", daemon=True).start()
 
     def _run(self) -> None:
-        while numbers := os.read(self._read_fd, 64):
-            if signal.SIGTERM in numbers:
-                self._on_shutdown()
-                return
+        while self._callbacks:
+            for _ in range(os.read(self._read_fd, 64).count(signal.SIGTERM)):
+                if self._callbacks:
+                    self._callbacks.pop(0)()

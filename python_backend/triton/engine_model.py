@@ -5,6 +5,7 @@ Knows nothing of text beyond what stop strings and detokenization contexts need.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import logging
@@ -19,6 +20,7 @@ from python_backend.engine.llm_engine import LLMEngine
 from python_backend.errors import BuildError, InvalidRequest, Overloaded, StackError, Unsupported
 from python_backend.logprobs.tokens import TokenTable
 from python_backend.telemetry.gauges import EngineMetrics
+from python_backend.telemetry.health import EngineHealth
 from python_backend.telemetry.poller import Poller
 from python_backend.telemetry.requests import RequestMetrics, RequestRecord
 from python_backend.text.detokenize import context_start
@@ -29,6 +31,7 @@ from python_backend.triton.adapters import AdapterService, refuse_adapters
 from python_backend.triton.cancel import CancelWatcher, ShutdownWatcher
 from python_backend.triton.deliver import Deliverer
 from python_backend.triton.guides import GuideService
+from python_backend.triton.health import HEALTH, not_serving
 from python_backend.triton.inflight import Answer, InFlight, Part
 from python_backend.triton.limits import ServingLimits
 from python_backend.triton.parameters import parameters_of
@@ -84,6 +87,7 @@ class TritonPythonModel:
         for note in settings.notes:
             _log.warning(note)
         self._closing = False
+        self._health = EngineHealth(settings.health_patience_s)
         self._engine_ids = map(str, itertools.count())
         self._tokenizer = Tokenizer.from_dir(settings.tokenizer_dir)
         self._tokens = TokenTable(self._tokenizer)
@@ -103,7 +107,7 @@ class TritonPythonModel:
         self._engine.start()
         self._watcher.start()
         self._poller.start()
-        ShutdownWatcher(self._drain).start()
+        ShutdownWatcher(self._close, self._cancel_all).start()
 
     def _set_up_metrics(self, settings: ModelSettings, labels: dict[str, str]) -> None:
         family = pb_utils.MetricFamily
@@ -133,8 +137,7 @@ class TritonPythonModel:
         try:
             tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
             if is_stop(tensors):
-                self._stop(request.request_id())
-                sender.send(pb.response(), flags=_FINAL)
+                sender.send(self._answer_stop(request), flags=_FINAL)
             else:
                 self._submit(request, tensors, sender)
         except Exception as error:
@@ -183,6 +186,13 @@ class TritonPythonModel:
         if self._adapters is not None:
             self._adapters.release(engine_id, output_tokens)
 
+    def _answer_stop(self, request: Any) -> Any:
+        if parameters_of(request.parameters()).get(HEALTH):
+            reason = self._health.reason()
+            return pb.response() if reason is None else pb.error_response(not_serving(reason))
+        self._stop(request.request_id())
+        return pb.response()
+
     def _stop(self, triton_id: str) -> None:
         """Cancel whatever runs under a Triton request id; an id that nothing has is no error."""
         if not triton_id:
@@ -201,9 +211,13 @@ class TritonPythonModel:
         for engine_id in list(answer.parts):
             self._engine.cancel(engine_id)
 
-    def _drain(self) -> None:
-        """The server is about to stop: refuse what comes, end what runs with what it has."""
+    def _close(self) -> None:
+        """The server is about to stop: refuse what comes; what runs may finish."""
         self._closing = True
+        self._health.close()
+
+    def _cancel_all(self) -> None:
+        """The time to finish is over: end what runs with what it has."""
         for answer in self._in_flight.answers():
             self._cancel_answer(answer)
 
@@ -230,7 +244,10 @@ class TritonPythonModel:
         )
 
     def _poll(self) -> None:
-        self._engine_metrics.update(self._engine.stats())
+        stats, in_flight = self._engine.stats(), len(self._in_flight)
+        self._health.update(stats, in_flight, self._engine.failure, time.monotonic())
+        # The engine does not count what it has not looked at yet.
+        self._engine_metrics.update(dataclasses.replace(stats, active_requests=max(stats.active_requests, in_flight)))
         if self._adapters is not None:
             self._adapters.update()
         if self._guides is not None:

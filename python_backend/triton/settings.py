@@ -88,6 +88,7 @@ class ModelParameters(BaseModel):
     exclude_input_in_output: bool = Field(default=False, description="default for requests that do not say it")
     cancellation_check_period_ms: int = Field(default=50, ge=1, description="period of the search for clients gone")
     stats_check_period_ms: int = Field(default=100, ge=1, description="period of the gauges")
+    health_patience_ms: int = Field(default=30_000, ge=1, description="time without a step or a free block, see health")
     enable_kv_cache_reuse: bool | None = Field(default=None, description="whether prompts share cached prefixes")
     enable_chunked_context: bool | None = Field(default=None, description="whether long prompts are computed in parts")
     speculative_decoding_fast_logits: Literal[False] = Field(default=False, description="false only")
@@ -156,6 +157,7 @@ class ModelSettings:
     exclude_input_in_output: bool
     cancellation_check_period_s: float
     stats_check_period_s: float
+    health_patience_s: float
     notes: tuple[str, ...]  # for the log
     guides: GuideLimits | None = None  # None: requests with a guide are refused
     guide_backend: str = "llguidance"
@@ -182,7 +184,8 @@ def read_settings(model_config: Mapping[str, Any]) -> ModelSettings:
         exclude_input_in_output=parameters.exclude_input_in_output,
         cancellation_check_period_s=parameters.cancellation_check_period_ms / 1e3,
         stats_check_period_s=parameters.stats_check_period_ms / 1e3,
-        guides=None if parameters.guided_decoding_backend == "none" else _guide_limits(engine_file),
+        health_patience_s=parameters.health_patience_ms / 1e3,
+        guides=None if parameters.guided_decoding_backend == "none" else GuideLimits(engine_file.guided.cache_entries),
         guide_backend=parameters.guided_decoding_backend,
         warm_up=tuple(Guide(entry.type, entry.guide) for entry in engine_file.guided.warm_up),
         lora=engine_file.lora,
@@ -266,10 +269,6 @@ def _engine_config(file: EngineFile, parameters: ModelParameters, model_config: 
     if queue_size is not None:
         changes["max_queue_size"] = queue_size
     return dataclasses.replace(built, **changes)
-
-
-def _guide_limits(file: EngineFile) -> GuideLimits:
-    return GuideLimits(cache_entries=file.guided.cache_entries)
 
 
 def _at_most(key: str, value: int, built: int) -> None:
