@@ -76,6 +76,7 @@ class Launcher:
         try:
             self._log = LogReader(log_file)
             if self._await_ready(server, addresses):
+                server.watch_models()
                 self._ready(f"READY {addresses} after {time.monotonic() - started:.1f} s")
                 patience_s = self._serve(server)
                 self._stop(server, patience_s)

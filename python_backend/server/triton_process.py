@@ -51,9 +51,12 @@ class TritonProcess:
         """None while it runs."""
         return self._server.poll()
 
+    def watch_models(self) -> None:
+        """From now on `ended_models` says which have ended; all must be loaded."""
+        self._stubs = stubs_of(self._server.pid)
+
     def ended_models(self) -> set[str]:
-        """Models whose processes have ended since the first call, which has to come when all are loaded."""
-        self._stubs = self._stubs or stubs_of(self._server.pid)
+        """Models one of whose processes has ended since `watch_models`."""
         return {stub.model for stub in self._stubs if not stub.lives()}
 
     def terminate(self, patience_s: float, give_up: Callable[[], bool]) -> None:

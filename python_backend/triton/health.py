@@ -142,8 +142,8 @@ def _ask(part: str) -> str | None:
     for response in request.exec(decoupled=True):
         if response.has_error():
             text = str(response.error().message())
-            # A model that is busy, or refuses what is wrong with the question, lives.
-            if _NOT_SERVING in text or response.error().code() == pb_utils.TritonError.INTERNAL:
+            # A model that is busy, or refuses the question, lives. BLS gives every error the code INTERNAL.
+            if _NOT_SERVING in text or _DEAD in text or text.startswith(pb.INTERNAL_ERROR):
                 return text.partition(_NOT_SERVING)[2] or text
     return None
 

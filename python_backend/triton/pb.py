@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _TRUE = frozenset({"true", "1", "t", "y", "yes"})
 _FALSE = frozenset({"false", "0", "f", "n", "no"})
 
+INTERNAL_ERROR = "Internal error ("  # how the message of an unexpected exception begins
+
 _log = logging.getLogger(__name__)
 
 
@@ -111,7 +113,7 @@ def triton_error(error: BaseException) -> Any:
     if isinstance(error, StackError):
         return pb_utils.TritonError(str(error), getattr(pb_utils.TritonError, error.code))
     _log.error("unexpected error while serving a request", exc_info=error)
-    message = f"Internal error ({type(error).__name__}: {error}). The server's log has the details."
+    message = f"{INTERNAL_ERROR}{type(error).__name__}: {error}). The server's log has the details."
     return pb_utils.TritonError(message, pb_utils.TritonError.INTERNAL)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.server.launched import LaunchedServer, ServerAddresses, assert_nothing_left
+from tests.server.tiny_deployment import build_tiny_deployment
 from tests.server.tiny_repository import write_tiny_repository
 
 
@@ -30,3 +31,9 @@ def server() -> Iterator[ServerAddresses]:
 def tiny_repository(tmp_path: Path) -> Path:
     """A repository whose `ensemble` echoes its text; text "sleep N" takes N seconds."""
     return write_tiny_repository(tmp_path / "model_repo")
+
+
+@pytest.fixture(scope="session")
+def tiny_llm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The repository of a deployment with a model of two layers, for tests that kill their server."""
+    return build_tiny_deployment(tmp_path_factory.mktemp("tiny"))

@@ -80,6 +80,9 @@ response whose finish_reason is cancelled.
 `ensemble_unary` has the ensemble's inputs and outputs and gives exactly one response, for clients that make plain
 KServe calls. It refuses `stream`, several prompts, and several samples. Triton 2.51 does not notice an HTTP client that
 hangs up before the only response of a non-streaming call; gRPC cancellation and a `stop` request do end it.
+
+`health` takes no input. It answers HEALTHY (BOOL [1], true) when a request would be served now, else the error
+UNAVAILABLE (HTTP 503) with the reason; [operations.md](operations.md) says when.
 """
 
 

@@ -24,7 +24,7 @@ from tests.unit.tiny_models import tiny_config, tiny_tensors, write_gguf, write_
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "build_engines"
-MODELS = ("ensemble", "ensemble_unary", "preprocessing", "tensorrt_llm", "postprocessing")
+MODELS = ("ensemble", "ensemble_unary", "health", "preprocessing", "tensorrt_llm", "postprocessing")
 
 
 def writes(text: str) -> Callable[[Path], None]:

@@ -238,13 +238,26 @@ def test_finalize_ends_what_runs_quickly(tmp_path):
     assert reason(request) == b"cancelled"
 
 
-def test_a_server_that_is_told_to_end_cancels_and_refuses(served):
-    running = served.ask(output_len=60)
-    served.model._drain()
-    assert reason(running) == b"cancelled"
+def test_a_server_that_is_told_to_end_lets_finish_refuses_and_then_cancels(served):
+    running, longer = served.ask(output_len=5), served.ask(output_len=60)
+    served.model._close()
     late = served.ask()
     assert late.sender.error.code() == TritonError.UNAVAILABLE
     assert "shutting down" in late.sender.error.message()
+    assert len(tokens(running)) == 5
+    served.model._cancel_all()
+    assert reason(longer) == b"cancelled"
+
+
+def test_a_question_about_health_is_answered_empty_or_by_the_reason(served):
+    stop = {"stop": np.ones((1, 1), np.bool_), "input_ids": np.zeros((1, 1), np.int32)}
+    well, ill = (Request(stop, id="health", params='{"health": true}') for _ in range(2))
+    served.model.execute([well])
+    assert well.sender.wait()[0].error is None
+    served.model._close()
+    served.model.execute([ill])
+    assert ill.sender.error.code() == TritonError.UNAVAILABLE
+    assert "the server is shutting down" in ill.sender.error.message()
 
 
 def test_a_model_that_is_not_decoupled_sends_one_response(tmp_path):
