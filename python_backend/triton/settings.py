@@ -236,8 +236,8 @@ def _read_engine_file(engine_dir: Path) -> EngineFile:
         raise BuildError(f"{path} cannot be read ({error.strerror}). Build the engine: make build-engines.") from error
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise BuildError(f"{path}: {where}: {first['msg']}. Build the engine again: make build-engines.") from error
+        where = f"{path}: {'.'.join(map(str, first['loc']))}"
+        raise BuildError(f"{where}: {first['msg']}. Build the engine again: make build-engines.") from error
     except ValueError as error:
         raise BuildError(f"{path} is no JSON ({error}). Build the engine again: make build-engines.") from error
 
@@ -265,8 +265,7 @@ def _engine_config(file: EngineFile, parameters: ModelParameters, model_config: 
         if value is not None:
             changes[key] = value
     _check_attention_window(parameters.max_attention_window_size, built.max_seq_len)
-    queue_size = _max_queue_size(model_config)
-    if queue_size is not None:
+    if (queue_size := _max_queue_size(model_config)) is not None:
         changes["max_queue_size"] = queue_size
     return dataclasses.replace(built, **changes)
 
