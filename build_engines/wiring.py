@@ -91,6 +91,7 @@ _SAME_NAME = (
     "guided_decoding_strict",
     "guided_decoding_whitespace",
     "guided_decoding_begin_after",
+    "guided_decoding_close",
     "stop_words",
     "exclude_stop_words_in_output",
     "timeout_ms",

@@ -24,7 +24,6 @@ examples:
   python -m clients - --protocol http --json < prompt.txt
   python -m clients --chat                            (a conversation)
 """
-_REGEX_SPECIAL = frozenset(r"\.+*?()|[]{}^$")
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -52,12 +51,6 @@ def messages(arguments: argparse.Namespace, prompt: str) -> list[dict[str, str]]
     return [*system, {"role": "user", "content": prompt}]
 
 
-def choice_regex(choices: Sequence[str]) -> str:
-    """A regular expression matching exactly the choices: the one form that every constraint backend knows."""
-    escaped = ("".join(f"\\{c}" if c in _REGEX_SPECIAL else c for c in choice) for choice in choices)
-    return f"({'|'.join(escaped)})"
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m clients",
@@ -77,6 +70,13 @@ def _parser() -> argparse.ArgumentParser:
     guide.add_argument("--regex", help="answer matching a regular expression")
     guide.add_argument("--grammar", metavar="EBNF", help="answer by an EBNF grammar with the rule root; @FILE reads it")
     guide.add_argument("--choice", action="append", metavar="TEXT", help="answer one of these; repeat it")
+    parser.add_argument(
+        "--close",
+        action="store_true",
+        default=None,
+        dest="guided_decoding_close",
+        help="complete the structure before --max-tokens",
+    )
     group = parser.add_argument_group("server and output")
     group.add_argument("--protocol", choices=("grpc", "http"), help="default: grpc, or what --url says")
     group.add_argument("--url", help=f"default {grpc_client.DEFAULT_URL} or {http_client.DEFAULT_URL}")
@@ -144,7 +144,7 @@ def _guide(arguments: argparse.Namespace) -> tuple[str | None, str]:
     if arguments.grammar is not None:
         return "ebnf_grammar", _text_or_file(arguments.grammar)
     if arguments.choice:
-        return "regex", choice_regex(arguments.choice)
+        return "choice", json.dumps(arguments.choice, ensure_ascii=False)
     return None, ""
 
 

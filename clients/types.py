@@ -70,6 +70,7 @@ class GenerateRequest:
     guided_decoding_strict: bool | None = _tensor("BOOL")  # False: do without what cannot be enforced, and say so
     guided_decoding_whitespace: str | None = _tensor("BYTES")  # of JSON: single, compact, free
     guided_decoding_begin_after: str | None = _tensor("BYTES")  # text behind which the structure begins
+    guided_decoding_close: bool | None = _tensor("BOOL")  # True: complete before max_tokens
     lora_name: str | None = _tensor("BYTES")
     lora_task_id: int | None = _tensor("UINT64")
     lora_weights: Any = field(default=None, metadata={"datatype": "FP16"})  # array [modules, elements]

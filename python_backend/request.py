@@ -90,6 +90,7 @@ class Guide:
     strict: bool = True
     whitespace: str = "single"  # between JSON tokens: single, compact or free
     begin_after: str = ""  # text behind which the structure begins; "": at once
+    close: bool = False  # complete it before max_tokens
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ row for each of them; until then they are unscored and not shown.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from python_backend.engine.prompt_reader import reads_prompt
@@ -30,14 +31,19 @@ def take(sequence: Sequence, token_id: int, max_seq_len: int) -> StopDecision:
     """
     decision = decide(sequence, token_id, max_seq_len)
     if not decision.append:
-        return decision
+        return _closed(sequence, decision)
     sequence.token_ids.append(token_id)
     if sequence.mask is not None:
         sequence.mask.accept(token_id)
         # Complete at the last token that was allowed is complete, not cut off.
         if decision.finish_reason in (None, "length") and sequence.mask.finished:
-            return _STRUCTURE_END
+            return _closed(sequence, _STRUCTURE_END)
     return decision
+
+
+def _closed(sequence: Sequence, decision: StopDecision) -> StopDecision:
+    """An answer that had to be cut short to be complete ends because of its length."""
+    return replace(decision, finish_reason="length") if sequence.cut_short else decision
 
 
 def take_forced(sequence: Sequence, max_seq_len: int, masks: MaskFiller) -> StopDecision | None:

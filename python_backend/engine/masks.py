@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from python_backend.engine.protocols import BudgetMask
 from python_backend.errors import EngineFailure, RequestError
 
 if TYPE_CHECKING:
@@ -98,9 +99,13 @@ def attach_masks(state: RequestState, masks: FutureMask) -> RequestError | None:
     failure = masks.exception()
     if failure is not None:
         return failure if isinstance(failure, RequestError) else EngineFailure(f"The guide failed: {failure}")
-    for group in state.groups:
-        for sequence in group.sequences:
-            sequence.mask = masks.result()()
+    try:
+        for group in state.groups:
+            for sequence in group.sequences:
+                sequence.mask = masks.result()()
+                sequence.budget = sequence.mask if isinstance(sequence.mask, BudgetMask) else None
+    except RequestError as error:
+        return error
     return None
 
 

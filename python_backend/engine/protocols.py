@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,3 +64,11 @@ class TokenMask(Protocol):
     @property
     def finished(self) -> bool:
         """Whether the text is complete and nothing can follow."""
+
+
+@runtime_checkable
+class BudgetMask(TokenMask, Protocol):
+    """A mask that sees to it that the text is complete before the tokens run out."""
+
+    def settle(self, token_id: int) -> int:
+        """The token to take in place of the one chosen, mostly that one; `accept` or the end has to follow."""

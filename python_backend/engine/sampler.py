@@ -171,6 +171,10 @@ class Sampler:
         if not np.isfinite(row[best]):
             return not_finite()
         chosen = self._choose(row, best, sequence, state, bitmask)
+        if sequence.budget is not None and isinstance(chosen, int):
+            settled = sequence.budget.settle(chosen)
+            sequence.cut_short |= settled != chosen
+            chosen = settled
         if isinstance(chosen, int) and state.wants_log_probs:
             self._record(row, row[best], chosen, sequence, bitmask)
         return chosen

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from python_backend.engine.log_probs import TokenLogProbs
-    from python_backend.engine.protocols import TextStop, TokenMask
+    from python_backend.engine.protocols import BudgetMask, TextStop, TokenMask
     from python_backend.engine.stopping import StopDecision
     from python_backend.request import FinishReason, GenerationRequest
 
@@ -41,6 +41,8 @@ class Sequence:
     pending_end: StopDecision | None = None  # how it ends once its forced tokens are scored; engine
     text_stop: TextStop | None = None
     mask: TokenMask | None = None
+    budget: BudgetMask | None = None  # the mask, where it watches max_tokens
+    cut_short: bool = False  # whether the budget overruled a choice; sampler
 
     def __post_init__(self) -> None:
         if not self.token_ids:

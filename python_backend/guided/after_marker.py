@@ -25,18 +25,24 @@ class AfterMarker:
         decode: text of token ids, special tokens included.
     """
 
-    __slots__ = ("_begun", "_decode", "_end_ids", "_marker", "_matcher", "_tail")
+    __slots__ = ("_decode", "_end_ids", "_marker", "_matcher", "_tail", "begun")
 
     def __init__(
         self, matcher: Matcher, marker: str, end_ids: Sequence[int], decode: Callable[[list[int]], str]
     ) -> None:
         self._matcher, self._marker, self._end_ids, self._decode = matcher, marker, tuple(end_ids), decode
-        self._begun = False
+        self.begun = False  # whether the text holds the marker
         self._tail: list[int] = []  # enough tokens to hold the marker: each has a byte of it at least
+
+    def fork(self) -> AfterMarker:
+        """An independent twin."""
+        twin = AfterMarker(self._matcher.fork(), self._marker, self._end_ids, self._decode)
+        twin.begun, twin._tail = self.begun, self._tail
+        return twin
 
     def fill(self, bitmask: np.ndarray) -> None:
         """Write the allowed tokens, one bit each, into int32 [ceil(vocab / 32)]."""
-        if self._begun:
+        if self.begun:
             self._matcher.fill(bitmask)
             return
         bitmask.fill(-1)
@@ -46,17 +52,22 @@ class AfterMarker:
 
     def accept(self, token_id: int) -> None:
         """Take the token that was chosen."""
-        if self._begun:
+        if self.begun:
             self._matcher.accept(token_id)
             return
         self._tail = [*self._tail, token_id][-len(self._marker.encode()) :]
-        self._begun = self._marker in self._decode(self._tail)
+        self.begun = self._marker in self._decode(self._tail)
 
     def forced_tokens(self) -> list[int]:
         """Tokens that must come next; none before the guide has begun."""
-        return self._matcher.forced_tokens() if self._begun else []
+        return self._matcher.forced_tokens() if self.begun else []
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether the guide has begun and is satisfied."""
+        return self.begun and self._matcher.is_accepting
 
     @property
     def finished(self) -> bool:
         """Whether the guide has begun and nothing can follow."""
-        return self._begun and self._matcher.finished
+        return self.begun and self._matcher.finished

@@ -36,6 +36,9 @@ class Matcher(Protocol):
     def rollback(self, num_tokens: int) -> None:
         """Take the last tokens back."""
 
+    def fork(self) -> Matcher:
+        """An independent twin in the same state."""
+
     def forced_tokens(self) -> list[int]:
         """Tokens that must come next, as the tokenizer itself would write them; they are not accepted yet."""
 

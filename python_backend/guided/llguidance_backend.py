@@ -200,6 +200,10 @@ class LLGuidanceMatcher:
         if num_tokens and not self._matcher.rollback(num_tokens):
             raise EngineFailure(f"The structure cannot go back by {num_tokens} tokens.")
 
+    def fork(self) -> LLGuidanceMatcher:
+        """An independent twin in the same state."""
+        return LLGuidanceMatcher(self._matcher.deep_copy(), self._tokenizer_end_ids, self._end_ids)
+
     def forced_tokens(self) -> list[int]:
         """Tokens that must come next; empty where there is a choice, or the structure may end."""
         tokens: list[int] = self._matcher.compute_ff_tokens()

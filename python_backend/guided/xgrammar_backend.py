@@ -196,6 +196,10 @@ class XGrammarMatcher:
             raise EngineFailure(f"The structure cannot go back by {num_tokens} tokens.") from None
         self._finished = None
 
+    def fork(self) -> XGrammarMatcher:
+        """An independent twin in the same state."""
+        return XGrammarMatcher(self._matcher.fork(), self._tokenizer_end_ids, self._end_ids, self._num_words)
+
     def forced_tokens(self) -> list[int]:
         """Tokens that must come next, the longest first; empty where there is a choice, or the structure may end."""
         return list(self._matcher.find_jump_forward_tokens())

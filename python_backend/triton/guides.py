@@ -14,6 +14,7 @@ from python_backend.errors import Overloaded, StackError
 from python_backend.guided.after_marker import AfterMarker
 from python_backend.guided.compiler import GuideCompiler, ReadyGuide
 from python_backend.telemetry.guides import GuideMetrics
+from python_backend.triton.closing import ClosingService
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -36,6 +37,7 @@ class GuideService:
         self, tokenizer: Tokenizer, tokenizer_dir: Path, vocab_size: int, limits: GuideLimits, backend: str
     ) -> None:
         self._tokenizer = tokenizer
+        self._closing = ClosingService(tokenizer, vocab_size)
         self._metrics: GuideMetrics | None = None
         self._compile_times_s: deque[float] = deque(maxlen=1024)  # for the one thread that talks to Triton's metrics
         self._compiler = GuideCompiler(
@@ -62,12 +64,14 @@ class GuideService:
     def stop(self) -> None:
         """End the workers."""
         self._compiler.stop()
+        self._closing.stop()
 
     def masks(self, request: GenerationRequest) -> FutureMask:
         """What the engine waits for. Warnings about the guide are added to the request's before it is there.
 
         Raises:
             Overloaded: too many guides wait to be compiled.
+            Unsupported: the request is to be closed in time, and something else in it may forbid that.
         """
         assert request.guide is not None
         masks: FutureMask = Future()
@@ -79,15 +83,22 @@ class GuideService:
                 return
             guide = compiled.result()
             request.warnings.extend(guide.warnings)
-            masks.set_result(lambda: self._begin(guide, request))
+            if closing:
+                self._closing.prepare(lambda: self._begin(guide, request), masks)
+            else:
+                masks.set_result(lambda: self._begin(guide, request))
 
+        closing = request.guide.close
+        if closing:
+            self._closing.check(request)
         self._compiler.submit(request.guide).add_done_callback(ready)
         return masks
 
     def _begin(self, ready: ReadyGuide, request: GenerationRequest) -> TokenMask:
         assert request.guide is not None
         matcher, marker = ready.guide.start(request.end_ids), request.guide.begin_after
-        return AfterMarker(matcher, marker, request.end_ids, self._decode) if marker else matcher
+        mask = AfterMarker(matcher, marker, request.end_ids, self._decode) if marker else matcher
+        return self._closing.close(request, mask) if request.guide.close else mask
 
     def _decode(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)

@@ -58,6 +58,7 @@ HONOURED: dict[str, str] = {
     "guided_decoding_guide": "the structure, as docs/guided.md has it; none for json",
     "guided_decoding_strict": "true: refuse what cannot be enforced; false: say so in `warnings`",
     "guided_decoding_whitespace": "between the parts of JSON: single (default), compact or free",
+    "guided_decoding_close": "true: the structure is complete before max_tokens, or the request is refused",
     "guided_decoding_begin_after": "text, such as </think>, behind which the structure begins; before it all is free",
     "end_ids": "every token that ends the sequence; -1 entries are skipped",
     "stop_words": "as text: matched across token borders, what follows is cut exactly",

@@ -123,7 +123,8 @@ def _guide(fields: Fields, row: int, sampling: SamplingParams) -> Guide | None:
     whitespace = fields.texts("guided_decoding_whitespace", row) or ["single"]
     strict = bool(fields.scalar("guided_decoding_strict", row, True))
     begin_after = fields.texts("guided_decoding_begin_after", row) or [""]
-    return Guide(kind[0], text[0] if text else "", strict, whitespace[0], begin_after[0])
+    close = bool(fields.scalar("guided_decoding_close", row, False))
+    return Guide(kind[0], text[0] if text else "", strict, whitespace[0], begin_after[0], close)
 
 
 def _batch_size(tensors: Mapping[str, NDArray[Any]]) -> int:

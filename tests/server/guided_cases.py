@@ -15,6 +15,7 @@ import jsonschema
 WORDS = ["red", "blue", "größe", "在线", "café", "Paris", "emoji😀", "a/b", "C:\\dir", "it's", "x", "y", "zeta", "100%"]
 CHECKER = jsonschema.Draft202012Validator.FORMAT_CHECKER
 _CLOCK = r"([01]\d|2[0-3]):[0-5]\d"
+_DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _TIME = re.compile(rf"{_CLOCK}:[0-5]\d(\.\d+)?([Zz]|[+-]{_CLOCK})", re.ASCII)
 
 
@@ -44,9 +45,17 @@ def _is_time(text: object) -> bool:
     return not isinstance(text, str) or _TIME.fullmatch(text) is not None
 
 
+@CHECKER.checks("date", raises=ValueError)
+def _is_date(text: object) -> bool:
+    """The year 0000 is RFC 3339's, though not Python's; 2000 has the same days."""
+    if not isinstance(text, str):
+        return True
+    return bool(_DATE.fullmatch(text) and date.fromisoformat(f"2{text[1:]}" if text.startswith("0000") else text))
+
+
 @CHECKER.checks("date-time", raises=ValueError)
 def _is_date_time(text: object) -> bool:
-    return not isinstance(text, str) or bool(date.fromisoformat(text[:10]) and text[10] in "tT" and _is_time(text[11:]))
+    return not isinstance(text, str) or (_is_date(text[:10]) and text[10] in "tT" and _is_time(text[11:]))
 
 
 def judge_json(schema: Any) -> Callable[[str], str | None]:
