@@ -89,13 +89,11 @@ class TokenOrder:
     def candidates(self, bitmask: NDArray[np.int32]) -> list[int]:
         """A few of the allowed tokens, the most promising first."""
         allowed = np.unpackbits(bitmask.view(np.uint8), bitorder="little")
-        if int(allowed.sum()) * _FREE > len(allowed):
-            plan = ((self._quotes, 3), (self._longest, 1), (self._single, 2))
-        else:
-            plan = (
-                *((self._brackets, 2), (self._quotes, 2), (self._next, 1)),
-                *((self._values, 3), (self._longest, 2), (self._single, 3)),
-            )
+        inside_string = int(allowed.sum()) * _FREE > len(allowed)
+        plan = [(self._quotes, 3), (self._longest, 1), (self._single, 2)]
+        if not inside_string:
+            plan = [(self._brackets, 2), (self._quotes, 2), (self._next, 1)]
+            plan += [(self._values, 3), (self._longest, 2), (self._single, 3)]
         found: list[int] = []
         for order, count in plan:
             found += order[np.flatnonzero(allowed[order])[:count]].tolist()

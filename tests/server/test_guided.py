@@ -70,6 +70,18 @@ def test_max_tokens_inside_a_structure_is_told_by_finish_reason(client):
         json.loads(answer.text)
 
 
+def test_a_structure_that_is_closed_in_time_is_valid_at_any_budget(client):
+    close = {**PERSON, "guided_decoding_close": True}
+    with pytest.raises(ClientError, match="max_tokens is 5, and the shortest answer found takes") as refused:
+        client.generate("A person:", max_tokens=5, **close)
+    least = int(re.search(r"takes (\d+)", str(refused.value))[1])
+    for max_tokens in (least, least + 1, least + 4, 60):
+        answer = client.generate("A person:", max_tokens=max_tokens, temperature=1.0, seed=max_tokens, **close)
+        assert judge_json(SCHEMA)(answer.text) is None
+    long = client.generate("A person:", max_tokens=least, num_return_sequences=2, temperature=1.0, seed=1, **close)
+    assert [judge_json(SCHEMA)(sequence.text) for sequence in long.sequences] == [None, None]
+
+
 def test_counts_and_log_probs_hold_for_forced_tokens(client):
     answer = client.generate("A person:", max_tokens=60, return_log_probs=True, return_num_output_tokens=True, **PERSON)
     values = answer.outputs["output_log_probs"].reshape(-1)
