@@ -122,10 +122,10 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 def _template(arguments: argparse.Namespace) -> int:
     from build_engines.repository import TEMPLATES
-    from build_engines.templates import MODELS, template, to_text
+    from build_engines.templates import GENERATED, template, to_text
 
     del arguments
-    for name in MODELS:
+    for name in GENERATED:
         path = TEMPLATES / name / "config.pbtxt"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(to_text(template(name)))

@@ -17,6 +17,7 @@ from build_engines.plan.engine_plan import EnginePlan
 from build_engines.plan.picture import memory_picture
 from build_engines.plan.report import report
 from build_engines.plan.source_config import source_config
+from build_engines.plan.warnings import warnings
 from build_engines.steps import STAMP, Step, Workspace
 from build_engines.trtllm.image import DEPLOYMENTS, dockerfile
 from build_engines.trtllm.launch import compose, launch_script, machines
@@ -56,6 +57,8 @@ class GpuBuild:
             EnvironmentFault: the package that ships the model is not installed.
         """
         self.plan.require_fit()
+        for text in warnings(self.plan):
+            self._progress.line(f"warning: {text}.")
         workspace = Workspace(self.root)
         ran: list[str] = []
         with workspace.locked():

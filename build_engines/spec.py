@@ -277,6 +277,7 @@ def _missing_files(file: SpecFile, source: dict[str, Any]) -> list[tuple[Locatio
     quantization = file.section("quantization")
     wanted = [(("source", "gguf"), source.get("gguf"), "file")]
     wanted += [(("source", key), source.get(key), "directory") for key in ("hf", "shape")]
+    wanted += [(("speculative", "draft_shape"), file.section("speculative").get("draft_shape"), "directory")]
     wanted += [(("quantization", k), quantization.get(k), "file") for k in ("calibration_text", "quality_text")]
     found: list[tuple[Location, str]] = []
     for location, value, kind in wanted:

@@ -79,6 +79,9 @@ class Speculative(Section):
     draft_model: str | None = Field(
         default=None, description="draft, Medusa or EAGLE weights on the machine that builds"
     )
+    draft_shape: Path | None = Field(
+        default=None, description="with draft_tokens_external: directory with the draft model's config.json"
+    )
     num_medusa_heads: Count | None = Field(default=None, description="with medusa: heads that the weights hold")
     lookahead_window_size: Count | None = Field(default=None, description="with lookahead_decoding: W")
     lookahead_ngram_size: Count | None = Field(default=None, description="with lookahead_decoding: N")

@@ -137,12 +137,35 @@ def _speculative(file: SpecFile, target: str) -> list[Finding]:
             found.append((("speculative", "mode"), f"is lookahead_decoding, which needs {', '.join(missing)}."))
     elif "draft_model" not in section:
         found.append((("speculative", "draft_model"), f"is missing; {mode} needs the weights that propose."))
+    if mode == "draft_tokens_external":
+        found += _draft_model(file, section, target)
     if mode == "medusa" and "num_medusa_heads" not in section:
         found.append((("speculative", "num_medusa_heads"), "is missing; medusa needs it."))
     if mode == "medusa" and target == "llmapi":
         found.append((("speculative", "mode"), "is medusa; target llmapi has eagle and draft_tokens_external."))
     if file.section("outputs").get("context_logits") is True:
         found.append((("outputs", "context_logits"), "is true; trtllm-build refuses it together with drafts."))
+    return found
+
+
+def _draft_model(file: SpecFile, section: dict[str, Any], target: str) -> list[Finding]:
+    """A second model beside the first, in a loop that makes each answer so far the next prompt."""
+    found: list[Finding] = []
+    if "draft_shape" not in section:
+        text = "is missing; the plan needs a directory with the draft model's config.json."
+        found.append((("speculative", "draft_shape"), text))
+    if target == "llmapi":
+        return found
+    limits, parallel = file.section("limits"), {"tp": 1, "pp": 1} | file.section("parallel")
+    if "max_input_len" in limits:
+        text = "is set; with a draft model each round's prompt is the answer so far. Leave it out."
+        found.append((("limits", "max_input_len"), text))
+    if limits.get("enable_kv_cache_reuse") is False:
+        text = "is false; with a draft model each round would compute the whole prompt anew. Leave it out."
+        found.append((("limits", "enable_kv_cache_reuse"), text))
+    if parallel.get("mpi", "leader") == "leader" and (parallel["tp"] != 1 or parallel["pp"] != 1):
+        text = "is leader, under which ranks load one engine; a draft model beside it needs orchestrator."
+        found.append((("parallel", "mpi"), text))
     return found
 
 

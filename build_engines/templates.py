@@ -14,8 +14,10 @@ from build_engines.wiring import ENSEMBLE_STEPS
 from python_backend.contract import TensorSpec, model_contract
 
 MODELS = ("ensemble", "ensemble_unary", "preprocessing", "tensorrt_llm", "postprocessing")
+BLS = "tensorrt_llm_bls"  # only where a draft model proposes tokens
+GENERATED = (*MODELS, BLS)
 # Which contract a model speaks, where its name does not say it.
-CONTRACT_OF = {"ensemble_unary": "ensemble"}
+CONTRACT_OF = {"ensemble_unary": "ensemble", "tensorrt_llm_draft": "tensorrt_llm"}
 _HEADER = """\
 # {name}: tensors and wiring of the contract; `python -m build_engines build` adds what a deployment decides.
 """

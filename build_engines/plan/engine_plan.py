@@ -12,6 +12,7 @@ from build_engines.plan.kv_cache import kv_bytes_per_token
 from build_engines.plan.memory import CardMemory, StepLimits, activation_bytes
 from build_engines.plan.model_shape import ModelShape
 from build_engines.plan.roofline import EXPECTED, PEAK, Efficiency, Roofline
+from build_engines.plan.source_config import draft_config
 from build_engines.plan.suggestion import Demand, Refusal, Suggestion, suggest
 from build_engines.plan.weights import weights_on_card
 from python_backend.errors import BuildError
@@ -26,6 +27,7 @@ class EnginePlan:
 
     spec: Spec
     shape: ModelShape
+    draft: ModelShape | None = None  # a second model, which proposes tokens
 
     @classmethod
     def of(cls, spec: Spec, config: dict[str, Any], where: str) -> EnginePlan:
@@ -34,7 +36,8 @@ class EnginePlan:
         Raises:
             BuildError: the model cannot be cut as the spec says, or a limit is over what the model can do.
         """
-        plan = cls(spec, ModelShape.of(config, where))
+        draft = draft_config(spec)
+        plan = cls(spec, ModelShape.of(config, where), None if draft is None else ModelShape.of(*draft))
         plan._check()
         return plan
 
@@ -92,15 +95,17 @@ class EnginePlan:
         )
 
     def memory(self, tp: int | None = None, pp: int | None = None) -> CardMemory:
-        """What the fullest card's memory goes to, cut as the spec says or as given."""
+        """What the fullest card's memory goes to, cut as the spec says or as given; with a draft model, both."""
         deployment, limits = self.spec.deployment, self.step_limits
         tp, pp = tp or deployment.parallel.tp, pp or deployment.parallel.pp
-        per_token = kv_bytes_per_token(self.shape, self.kv_bits, tp, pp)
-        weights = weights_on_card(self.shape, self.weights, tp, pp)
-        activations = activation_bytes(self.shape, limits, tp)
+        shapes = [self.shape, *([self.draft] if self.draft else [])]
+        per_token = sum(kv_bytes_per_token(shape, self.kv_bits, tp, pp) for shape in shapes)
+        weights = sum(weights_on_card(shape, self.weights, tp, pp) for shape in shapes)
+        activations = sum(activation_bytes(shape, limits, tp) for shape in shapes)
         runtime = deployment.reserve.runtime_gb * GB
         if tp * pp > 1:
             runtime += deployment.reserve.collective_gb * GB
+        runtime *= len(shapes)  # a process each, when there are several ranks
         adapters = 0
         if deployment.lora is not None:
             one = adapter_bytes(self.shape, deployment.lora.modules, deployment.lora.max_rank)
@@ -144,6 +149,8 @@ class EnginePlan:
         parallel, shape = self.spec.deployment.parallel, self.shape
         if shape.num_heads % parallel.tp:
             raise self.spec.error("parallel.tp", f"is {parallel.tp}; it must divide the {shape.num_heads} heads.")
+        if self.draft is not None:
+            self._check_draft(self.draft)
         if parallel.pp > shape.num_layers:
             raise self.spec.error("parallel.pp", f"is {parallel.pp}; the model has {shape.num_layers} layers.")
         if parallel.ep > 1 and (shape.experts is None or shape.experts.num_experts % parallel.ep):
@@ -153,6 +160,16 @@ class EnginePlan:
         if wanted > shape.max_position_embeddings:
             text = f"is {wanted}; the model has max_position_embeddings {shape.max_position_embeddings}."
             raise self.spec.error("limits.max_seq_len", text)
+
+    def _check_draft(self, draft: ModelShape) -> None:
+        parallel = self.spec.deployment.parallel
+        if draft.vocab_size != self.shape.vocab_size:
+            text = f"has a vocabulary of {draft.vocab_size} tokens, the model one of {self.shape.vocab_size}; a draft "
+            raise self.spec.error("speculative.draft_shape", f"{text}model must have the same tokenizer.")
+        if draft.num_heads % parallel.tp or parallel.pp > draft.num_layers:
+            text = f"has {draft.num_heads} heads and {draft.num_layers} layers; both models are cut alike, and tp "
+            text += f"{parallel.tp}, pp {parallel.pp} do not divide them."
+            raise self.spec.error("speculative.draft_shape", text)
 
     def require_fit(self) -> None:
         """Refuse a deployment whose cards do not hold the model and one whole sequence.

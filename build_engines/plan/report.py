@@ -10,6 +10,7 @@ from build_engines.plan.kv_cache import kv_bytes_of_twin, kv_bytes_per_token
 from build_engines.plan.roofline import EXPECTED
 from build_engines.plan.suggestion import Refusal
 from build_engines.plan.transfer import ColdStart, HandOver
+from build_engines.plan.warnings import warnings
 from build_engines.plan.weights import quantize_peak_bytes, weights_by_kind
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def report(plan: EnginePlan) -> dict[str, Any]:
         "suggestion": _suggestion(plan),
         "hand_over": _hand_over(plan),
         "cold_start": _cold_start(plan),
+        "warnings": warnings(plan),
     }
 
 
@@ -78,8 +80,13 @@ def _weights(plan: EnginePlan) -> dict[str, Any]:
         "linear_bits": plan.weights.resident_bits,
         "bytes_by_kind": kinds,
         "total_bytes": sum(kinds.values()),
+        "draft_model_bytes": _draft_bytes(plan),
         "quantize_peak_bytes": quantize_peak_bytes(plan.shape) if quantizes else None,
     }
+
+
+def _draft_bytes(plan: EnginePlan) -> int:
+    return sum(weights_by_kind(plan.draft, plan.weights).values()) if plan.draft else 0
 
 
 def _kv_cache(plan: EnginePlan) -> dict[str, Any]:
@@ -154,7 +161,7 @@ def _hand_over(plan: EnginePlan) -> dict[str, Any]:
 def _cold_start(plan: EnginePlan) -> dict[str, Any]:
     hardware = plan.spec.deployment.hardware
     start = ColdStart(
-        disk_bytes=sum(weights_by_kind(plan.shape, plan.weights).values()),
+        disk_bytes=sum(weights_by_kind(plan.shape, plan.weights).values()) + _draft_bytes(plan),
         card_bytes=plan.memory().weights,
         disk_bytes_per_s=hardware.disk_gb_per_s * GB,
         host_bytes_per_s=plan.card.host_bytes_per_s,

@@ -29,3 +29,16 @@ def source_config(spec: Spec) -> tuple[dict[str, Any], str]:
     from build_engines.sources.gguf import GGUFSource  # numpy and gguf are slow to import
 
     return GGUFSource(source.path).config, str(source.path)
+
+
+def draft_config(spec: Spec) -> tuple[dict[str, Any], str] | None:
+    """As `source_config`, of a draft model; None when there is none.
+
+    Raises:
+        BuildError: the file is no model's.
+    """
+    draft = spec.deployment.speculative
+    if draft is None or draft.draft_shape is None:
+        return None
+    path = spec.path(draft.draft_shape) / "config.json"
+    return read_json(path), str(path)

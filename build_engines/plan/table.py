@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,7 +19,8 @@ _USES = ("weights", "activations", "runtime", "adapters", "kv_cache", "unused")
 
 def tables(report: dict[str, Any]) -> RenderableType:
     """The report of a plan, laid out."""
-    return Group(_model(report), _memory(report), _lengths(report), _times(report), _advice(report))
+    warnings = [Text(f"warning: {text}.") for text in report["warnings"]]
+    return Group(_model(report), _memory(report), _lengths(report), _times(report), _advice(report), *warnings)
 
 
 def _model(report: dict[str, Any]) -> Table:
@@ -38,6 +40,8 @@ def _model(report: dict[str, Any]) -> Table:
         ),
         ("fewest cards", _needed(hardware["cards_needed"])),
     ]
+    if report["weights"]["draft_model_bytes"]:
+        rows.append(("draft model", f"{report['weights']['draft_model_bytes'] / _GB:.1f} GB beside it"))
     if report["weights"]["quantize_peak_bytes"]:
         rows.append(("memory to quantise", f"{report['weights']['quantize_peak_bytes'] / _GB:.0f} GB over all cards"))
     return _table(f"{report['name']}: {model['architecture']} for {report['target']}", rows)

@@ -13,8 +13,9 @@ import yaml
 from tritonclient.grpc import model_config_pb2 as pb
 
 from build_engines.templates import to_text
+from build_engines.trtllm.pbtxt import set_parameters
 from build_engines.trtllm.pipeline import TRTLLM_SOURCE, UNIFIED, WEIGHTS, Stage, unified_command
-from build_engines.trtllm.repository import gpu_device_ids, set_parameters
+from build_engines.trtllm.repository import gpu_device_ids
 from python_backend.contract import ModelContract, TensorSpec
 
 if TYPE_CHECKING:

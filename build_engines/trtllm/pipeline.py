@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from build_engines.trtllm.checkpoint_config import layout_of
+from build_engines.trtllm.repository import guides
 from build_engines.trtllm.tool import Command, Value
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ def stages(plan: EnginePlan) -> list[Stage]:
     else:
         _require_own_writer(spec)
     found.append(Stage("compile the engine", ENGINE, build_command(plan).checked()))
-    found.append(Stage("describe the tokenizer for constrained decoding", XGRAMMAR, _XGRAMMAR_COMMAND))
+    if guides(spec):
+        found.append(Stage("describe the tokenizer for constrained decoding", XGRAMMAR, _XGRAMMAR_COMMAND))
     if draft is not None and draft.mode == "draft_tokens_external":
         found += _draft_stages(plan)
     return found

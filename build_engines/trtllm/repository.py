@@ -5,19 +5,23 @@ Knows nothing of the build; the paths in it are those inside the container.
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tritonclient.grpc import model_config_pb2 as pb
 
-from build_engines.repository import Settings, render
-from build_engines.templates import MODELS, from_text, to_text
+from build_engines.repository import TEMPLATES, Settings, render
+from build_engines.templates import BLS, MODELS, from_text, to_text
+from build_engines.trtllm.draft_models import DRAFT, draft_models
+from build_engines.trtllm.pbtxt import set_parameters
 from python_backend.contract import model_contract
 
 if TYPE_CHECKING:
     from pathlib import Path, PurePosixPath
 
     from build_engines.plan.engine_plan import EnginePlan
+    from build_engines.spec import Spec
 
 # The C++ backend reads it although upstream's template does not declare it.
 _ACCEPTED_BESIDE = ("no_repeat_ngram_size",)
@@ -45,13 +49,22 @@ def render_trtllm(plan: EnginePlan, deployment_dir: PurePosixPath, directory: Pa
     configs = {name: from_text((directory / name / "config.pbtxt").read_text()) for name in MODELS}
     _keep_classic(configs["tensorrt_llm"])
     _to_backend(plan, configs["tensorrt_llm"])
-    described = str(deployment_dir / "xgrammar" / "xgrammar_tokenizer_info.json")
-    set_parameters(configs["tensorrt_llm"], guided_decoding_backend="xgrammar", xgrammar_tokenizer_info_path=described)
+    del configs["tensorrt_llm"].parameters["guided_decoding_backend"]
+    if guides(plan.spec):
+        described = deployment_dir / "xgrammar" / "xgrammar_tokenizer_info.json"
+        set_parameters(
+            configs["tensorrt_llm"], guided_decoding_backend="xgrammar", xgrammar_tokenizer_info_path=described
+        )
     for name in ("preprocessing", "postprocessing"):
         set_parameters(configs[name], target=plan.spec.deployment.target)
     _rewire(configs)
     for kind in ("input", "output"):
         _keep(getattr(configs["ensemble_unary"], kind), {t.name for t in getattr(configs["ensemble"], kind)})
+    if plan.draft is not None:
+        configs |= draft_models(plan, deployment_dir, configs)
+        shutil.copytree(TEMPLATES / BLS / "1", directory / BLS / "1", ignore=shutil.ignore_patterns("__pycache__"))
+        (directory / DRAFT / "1").mkdir(parents=True)
+        (directory / DRAFT / "1" / ".keep").touch()
     for name, config in configs.items():
         for tensor in config.input:
             if tensor.name in _ENGINE_TYPED:
@@ -61,11 +74,9 @@ def render_trtllm(plan: EnginePlan, deployment_dir: PurePosixPath, directory: Pa
     (directory / "tensorrt_llm" / "1" / ".keep").touch()  # Triton wants the version, git and archives want a file
 
 
-def set_parameters(config: Any, **parameters: object) -> None:
-    """Write parameters of a ModelConfig; None leaves one out."""
-    for key, value in parameters.items():
-        if value is not None:
-            config.parameters[key].string_value = str(value).lower() if isinstance(value, bool) else str(value)
+def guides(spec: Spec) -> bool:
+    """Whether the engine enforces structures; it does not when it speculates as well."""
+    return spec.deployment.guided.backend != "none" and spec.deployment.speculative is None
 
 
 def gpu_device_ids(plan: EnginePlan) -> str:

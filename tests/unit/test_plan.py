@@ -119,6 +119,31 @@ def test_a_model_of_256_experts_has_671_billion_parameters_and_37_active() -> No
     assert round(100 * 49e9 / 1.6e12, 1) == 3.1  # the share as the report rounds it
 
 
+def test_a_draft_model_takes_memory_of_its_own(tmp_path: Path) -> None:
+    name = "llama-3.3-70b-h100-tp4-draft"
+    plan = plan_of(SPECS / f"{name}.yaml")
+    memory, alone = plan.memory(), EnginePlan(plan.spec, plan.shape).memory()
+    weights = memory.weights - alone.weights
+    assert weights == weights_on_card(shape_of("llama-3.2-1b"), WEIGHT_FORMATS["FP8"], tp=4)
+    assert memory.kv_bytes_per_token - alone.kv_bytes_per_token == 2 * 16 * 2 * 64 * 2  # of 8 heads, 2
+    assert memory.max_tokens < alone.max_tokens
+    assert report(plan)["weights"]["draft_model_bytes"] > 1.2e9
+    other = changed_spec(tmp_path, name, (f"{SHAPES}/llama-3.2-1b", f"{SHAPES}/smollm2-135m"))
+    with pytest.raises(BuildError, match=r"draft_shape: has a vocabulary of 49152 tokens, the model one of 128256"):
+        plan_of(other)
+
+
+def test_what_was_seen_to_go_wrong_is_said(tmp_path: Path) -> None:
+    (text,) = report(plan_of(SPECS / "llama-3.1-8b-h100.yaml"))["warnings"]
+    assert "reuse of prefixes" in text
+    assert "issue 2699" in text
+    limits = ("max_beam_width: 1", "max_beam_width: 1\n  enable_kv_cache_reuse: false")
+    assert report(plan_of(changed_spec(tmp_path, "llama-3.1-8b-h100", limits)))["warnings"] == []
+    cache = ("kv_cache_quant_algo: null", "kv_cache_quant_algo: FP8")
+    assert "Qwen2.5" in report(plan_of(changed_spec(tmp_path, "qwen2.5-7b-h100", cache, limits)))["warnings"][0]
+    assert report(plan_of(SPECS / "smollm2-135m.yaml"))["warnings"] == []
+
+
 def test_weights_at_16_and_8_bit() -> None:
     assert weight_bytes(70 * 10**9, 16) == 140 * 10**9
     assert weight_bytes(70 * 10**9, 8) == 70 * 10**9

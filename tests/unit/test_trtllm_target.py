@@ -180,10 +180,9 @@ def test_spread_experts_go_through_our_own_checkpoint_writer() -> None:
     assert third.command.flags["--moe_plugin"] == "auto"
 
 
-def test_a_draft_model_gets_an_engine_of_its_own(tmp_path: Path) -> None:
-    draft = "speculative: {mode: draft_tokens_external, max_draft_len: 5, draft_model: meta-llama/Llama-3.2-1B}\n"
-    spec = spec_file(tmp_path, "llama-3.3-70b-h100-tp4", ("\ntraffic:", f"\n{draft}\ntraffic:"))
-    commands = [stage.command for stage in stages(plan_of(spec)) if isinstance(stage.command, Command)]
+def test_a_draft_model_gets_an_engine_of_its_own() -> None:
+    plan = plan_of(SPECS / "llama-3.3-70b-h100-tp4-draft.yaml")
+    commands = [stage.command for stage in stages(plan) if isinstance(stage.command, Command)]
     builds = [command for command in commands if command.tool == "trtllm-build"]
     assert [command.flags.get("--max_draft_len") for command in builds] == [5, None]
     assert builds[0].flags["--speculative_decoding_mode"] == "draft_tokens_external"
@@ -195,6 +194,14 @@ def test_a_draft_model_gets_an_engine_of_its_own(tmp_path: Path) -> None:
     [
         ("speculative: {mode: medusa, max_draft_len: 63}", "speculative.num_medusa_heads: is missing"),
         ("speculative: {mode: lookahead_decoding, max_draft_len: 8}", "needs lookahead_window_size"),
+        (
+            "speculative: {mode: draft_tokens_external, max_draft_len: 4, draft_model: x}",
+            "speculative.draft_shape: is missing; the plan needs",
+        ),
+        (
+            "speculative: {mode: draft_tokens_external, max_draft_len: 4, draft_model: x, draft_shape: .}",
+            "parallel.mpi: is leader, under which ranks load one engine",
+        ),
         ("speculative: {mode: ngram, max_draft_len: 8}", "speculative.mode: is 'ngram'"),
         ("lora: {modules: [q_proj]}", r"lora.modules.0: is 'q_proj'"),
         ("reserve: {runtime_gb: -1}", "reserve.runtime_gb: is -1"),
@@ -256,6 +263,33 @@ def test_the_cpp_backend_gets_upstreams_tensors_and_nothing_of_ours(tmp_path: Pa
     assert "max_tokens_in_paged_kv_cache" not in parameters  # the card decides
     types = {tensor.name: tensor.data_type for tensor in config.input}
     assert types["lora_weights"] == 14  # TYPE_BF16, as the engine
+
+
+def test_a_draft_model_brings_its_engine_and_the_loop(tmp_path: Path) -> None:
+    configs = configs_of(dry_run(SPECS / "llama-3.3-70b-h100-tp4-draft.yaml", tmp_path))
+    values = {
+        name: {key: entry.string_value for key, entry in config.parameters.items()} for name, config in configs.items()
+    }
+    place = "/deployments/llama-3.3-70b-h100-tp4-draft"
+    target, draft, loop = (values[name] for name in ("tensorrt_llm", "tensorrt_llm_draft", "tensorrt_llm_bls"))
+    assert (target["gpt_model_path"], draft["gpt_model_path"]) == (f"{place}/engine", f"{place}/draft-engine")
+    plan = plan_of(SPECS / "llama-3.3-70b-h100-tp4-draft.yaml")
+    for engine in (target, draft):
+        assert engine["max_tokens_in_paged_kv_cache"] == str(plan.memory().max_tokens)
+        assert "guided_decoding_backend" not in engine  # not together with drafts
+    assert loop["tensorrt_llm_draft_model_name"] == "tensorrt_llm_draft"
+    assert loop["num_draft_tokens"] == "5"
+    assert configs["tensorrt_llm_bls"].model_transaction_policy.decoupled
+
+
+def test_guides_and_adapters_of_a_spec_reach_the_backend(tmp_path: Path) -> None:
+    config = configs_of(dry_run(SPECS / "llama-3.1-8b-h100.yaml", tmp_path))["tensorrt_llm"]
+    assert config.parameters["guided_decoding_backend"].string_value == "xgrammar"
+    assert config.parameters["xgrammar_tokenizer_info_path"].string_value.endswith("/xgrammar_tokenizer_info.json")
+    spec = spec_file(tmp_path, "qwen2.5-7b-h100", ("\ntraffic:", "\nguided: {backend: none}\n\ntraffic:"))
+    place = dry_run(spec, tmp_path)
+    assert "guided_decoding_backend" not in configs_of(place)["tensorrt_llm"].parameters
+    assert "xgrammar" not in (place / "build.sh").read_text()
 
 
 def test_no_wire_of_the_ensemble_has_a_loose_end(tmp_path: Path) -> None:
