@@ -26,7 +26,7 @@ from build_engines.trtllm.mapping import Mapping
 from build_engines.trtllm.multi_node import leader_worker_set, stateful_set
 from build_engines.trtllm.pipeline import Stage, stages
 from build_engines.trtllm.script import build_script
-from build_engines.trtllm.versions import Versions
+from build_engines.trtllm.versions import rendered
 from python_backend.errors import BuildError, EnvironmentFault
 
 if TYPE_CHECKING:
@@ -180,9 +180,7 @@ class GpuBuild:
                 (self.root / name).chmod(0o755)
         if self._has_weights() and not (self.root / "weights").exists():
             (self.root / "weights").symlink_to("checkpoint")  # where the repository looks for the tokenizer
-        if not (self.root / "engine").exists():  # build.sh records what it made
-            tokenizer = self.root / "weights" / "tokenizer.json"
-            Versions(self._digest(), sha256_file(tokenizer) if tokenizer.is_file() else None).write(self.root)
+        rendered(self.root, self._digest())  # build.sh records what it made
 
 
 def _code_digest() -> Any:

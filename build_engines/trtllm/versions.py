@@ -21,7 +21,8 @@ FILE = "versions.json"
 class Versions:
     """What must agree between the machine that built and the one that serves."""
 
-    spec: str  # digest of the deployment
+    spec: str  # digest of the deployment that the files here were made from
+    built: str | None = None  # the same of the one that the engine was compiled from; None until it is there
     tokenizer: str | None = None  # digest of tokenizer.json; None until it is there
     engine: str | None = None  # TensorRT-LLM that compiled the engine; None until it is there
 
@@ -34,6 +35,7 @@ class Versions:
                 "container": CONTAINER,
                 "tensorrt_llm": flag_table()["version"],
                 "spec": self.spec,
+                "built": self.built,
                 "tokenizer": self.tokenizer,
                 "engine": self.engine,
             },
@@ -47,7 +49,21 @@ def record(directory: Path) -> None:
         BuildError: there is no record, or the engine's config.json is broken.
     """
     found = read_json(directory / FILE)
-    Versions(found["spec"], _tokenizer(directory), _engine(directory)).write(directory)
+    spec = found["spec"]
+    Versions(spec, spec, _tokenizer(directory), _engine(directory)).write(directory)
+
+
+def rendered(directory: Path, spec: str) -> None:
+    """Record that the files beside the engine were made anew, from `spec`; what is said of the engine stays.
+
+    Raises:
+        BuildError: the record is broken.
+    """
+    if (directory / "engine").exists() and (directory / FILE).is_file():
+        found = read_json(directory / FILE)
+        Versions(spec, found["built"], found["tokenizer"], found["engine"]).write(directory)
+    else:
+        Versions(spec, None, _tokenizer(directory)).write(directory)
 
 
 def findings(directory: Path, runtime: str) -> list[str]:
@@ -66,6 +82,11 @@ def findings(directory: Path, runtime: str) -> list[str]:
         )
     if engine != recorded["engine"]:
         found.append(_differs(directory / "engine", "engine version", recorded["engine"], engine))
+    if recorded["built"] not in (None, recorded["spec"]):
+        found.append(
+            f"{directory / 'engine'}: compiled from another spec ({recorded['built'][:12]}) than model_repo was made "
+            f"from ({recorded['spec'][:12]}): run {directory / 'build.sh'} again."
+        )
     if recorded["stack"] != __version__:
         found.append(_differs(directory / "model_repo", "version of this package", recorded["stack"], __version__))
     tokenizer = _tokenizer(directory)

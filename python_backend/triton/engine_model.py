@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import triton_python_backend_utils as pb_utils
@@ -30,6 +31,7 @@ from python_backend.triton import pb
 from python_backend.triton.adapters import AdapterService, refuse_adapters
 from python_backend.triton.cancel import CancelWatcher, ShutdownWatcher
 from python_backend.triton.deliver import Deliverer
+from python_backend.triton.engine_record import check_record
 from python_backend.triton.guides import GuideService
 from python_backend.triton.health import HEALTH, not_serving
 from python_backend.triton.inflight import Answer, InFlight, Part
@@ -83,7 +85,9 @@ class TritonPythonModel:
             self._guides.stop()
 
     def _set_up(self, args: Mapping[str, str]) -> None:
-        settings = read_settings(json.loads(args["model_config"]))
+        config = json.loads(args["model_config"])
+        settings = read_settings(config)
+        check_record(Path(pb.parameter(config, "gpt_model_path")), settings.tokenizer_dir)
         for note in settings.notes:
             _log.warning(note)
         self._closing = False

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 fake_triton.install()
 
+from python_backend import __version__  # noqa: E402
 from python_backend.errors import EngineFailure  # noqa: E402
 from python_backend.triton import engine_model  # noqa: E402
 
@@ -33,7 +34,7 @@ class Served:
         engine_dir = directory / "engine"
         engine_dir.mkdir()
         build = {"max_batch_size": 8, "max_seq_len": 64, "max_input_len": 32, "max_queue_size": 4}
-        config = {"version": "0", "target": "cpu", "build_config": build, "checkpoint_dir": "../checkpoint"}
+        config = {"version": __version__, "target": "cpu", "build_config": build, "checkpoint_dir": "../checkpoint"}
         (engine_dir / "config.json").write_text(json.dumps({**config, "tokenizer_dir": "../tokenizer"}))
         write_tokenizer_dir(directory / "tokenizer", "byte_level")
         values = {"gpt_model_path": str(engine_dir), "gpt_model_type": "inflight_fused_batching"}

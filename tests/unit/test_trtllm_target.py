@@ -316,20 +316,66 @@ def test_text_models_know_that_another_backend_serves(tmp_path: Path) -> None:
 # --- versions -----------------------------------------------------------------------------------------------------
 
 
-def test_skewed_versions_are_one_clear_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    place = dry_run(SPECS / "qwen2.5-7b-h100.yaml", tmp_path)
-    (place / "engine").mkdir()
-    (place / "engine" / "config.json").write_text('{"version": "1.2.1"}')
-    (place / "weights").mkdir()
-    (place / "weights" / "tokenizer.json").write_text("{}")
+@pytest.fixture
+def built(tmp_path: Path) -> Path:
+    """A deployment as build.sh leaves it."""
+    place = dry_run(spec_file(tmp_path, "qwen2.5-7b-h100"), tmp_path)
+    for name, file, text in (("engine", "config.json", '{"version": "1.2.1"}'), ("weights", "tokenizer.json", "{}")):
+        (place / name).mkdir()
+        (place / name / file).write_text(text)
     assert cli.main(["record", str(place)]) == 0
-    verify = ["verify", str(place), "--runtime"]
-    assert cli.main([*verify, "1.2.1"]) == 0
+    return place
+
+
+def change_record(place: Path, **values: str) -> None:
+    path = place / "versions.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def compile_with_another(place: Path) -> None:
+    (place / "engine" / "config.json").write_text('{"version": "1.0.0"}')
+
+
+def replace_the_tokenizer(place: Path) -> None:
+    (place / "weights" / "tokenizer.json").write_text("[]")
+
+
+def change_the_spec(place: Path) -> None:
+    spec = place.parent / "qwen2.5-7b-h100-changed.yaml"
+    spec.write_text(spec.read_text().replace("max_batch_size: 256", "max_batch_size: 64"))
+    dry_run(spec, place.parent)
+
+
+SKEWS: list[tuple[Any, str]] = [
+    (replace_the_tokenizer, r"weights: the tokenizer was \w+ when this was built and is \w+ now: build it again\.$"),
+    (change_the_spec, r"engine: compiled from another spec \(\w{12}\) than model_repo .*: run \S+/build\.sh again\.$"),
+    (lambda place: change_record(place, stack="0.0.1"), r"model_repo: the version of this package was 0\.0\.1 when"),
+]
+
+
+@pytest.mark.parametrize(("skew", "message"), SKEWS, ids=["tokenizer", "spec", "package"])
+def test_each_skew_is_one_clear_sentence(
+    built: Path, skew: Any, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["verify", str(built), "--runtime", "1.2.1"]) == 0
+    skew(built)
     capsys.readouterr()
-    assert cli.main([*verify, "1.0.0"]) == 1
+    assert cli.main(["verify", str(built), "--runtime", "1.2.1"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(message, line), line
+
+
+def test_an_engine_of_another_release_names_the_container(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert cli.main(["verify", str(built), "--runtime", "1.0.0"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "compiled with TensorRT-LLM 1.2.1, this container has 1.0.0" in line
     assert "tritonserver:26.07-trtllm-python-py3" in line
-    (place / "weights" / "tokenizer.json").write_text("[]")
-    assert cli.main([*verify, "1.2.1"]) == 1
-    assert "the tokenizer was" in capsys.readouterr().err
+    compile_with_another(built)
+    assert cli.main(["verify", str(built), "--runtime", "1.0.0"]) == 1
+    assert "the engine version was 1.2.1 when this was built and is 1.0.0 now" in capsys.readouterr().err
+
+
+def test_without_tensorrt_llm_the_version_has_to_be_given(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["verify", str(built)]) == 3
+    assert "TensorRT-LLM is not installed here; give --runtime" in capsys.readouterr().err
