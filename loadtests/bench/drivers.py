@@ -23,7 +23,7 @@ from clients import AsyncGrpcClient
 from loadtests.bench.workload import Batch
 
 ROOT = Path(__file__).resolve().parents[2]
-_READY = re.compile(r"^READY \S+ grpc://(\S+)")
+_READY = re.compile(r"^READY \S+ grpc://(\S+) metrics=(\S+)")
 START_TIMEOUT_S = 600
 
 
@@ -108,15 +108,17 @@ class LineDriver:
         raise BenchError(f"{self.name} ended with code {self._process.wait()}: {' '.join(last)}")
 
 
+_SERVE = ("make", "--silent", "serve", "HTTP_PORT=0", "GRPC_PORT=0", "METRICS_PORT=0")
+
+
 class ServerDriver:
     """`make serve` in a process of its own; batches are streams over gRPC, through the ensemble."""
 
-    def __init__(self, name: str = "server") -> None:
+    def __init__(self, name: str = "server", command: Sequence[str] = _SERVE) -> None:
         self.name = name
-        ports = ["HTTP_PORT=0", "GRPC_PORT=0", "METRICS_PORT=0"]
         begun = time.monotonic()
         self._process = subprocess.Popen(
-            ["make", "--silent", "serve", *ports],
+            command,
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -124,7 +126,7 @@ class ServerDriver:
             text=True,
             start_new_session=True,
         )
-        self._grpc_url = self._await_ready()
+        self._grpc_url, self.metrics_url = self._await_ready()
         self.ready_s = time.monotonic() - begun
         self._loop = asyncio.new_event_loop()
         self._client = self._loop.run_until_complete(self._connect())
@@ -145,14 +147,14 @@ class ServerDriver:
             os.killpg(self._process.pid, signal.SIGTERM)
         self._process.wait(30)
 
-    def _await_ready(self) -> str:
+    def _await_ready(self) -> tuple[str, str]:
         assert self._process.stdout is not None
         lines: list[str] = []
         for line in self._process.stdout:
             lines.append(line)
             ready = _READY.match(line)
             if ready:
-                return ready[1]
+                return ready[1], ready[2]
         raise BenchError(f"make serve ended before READY: {''.join(lines[-3:])}")
 
     async def _connect(self) -> AsyncGrpcClient:
@@ -163,16 +165,19 @@ class ServerDriver:
     async def _run(self, batch: Batch) -> Run:
         begun = time.monotonic()
 
-        async def ask(text: str, max_tokens: int) -> tuple[float, float]:
+        async def ask(text: str, max_tokens: int, adapter: str) -> tuple[float, float]:
             first = 0.0
-            async with await self._client.stream(text, max_tokens=max_tokens, end_id=-1) as stream:
+            name = adapter or None
+            async with await self._client.stream(text, max_tokens=max_tokens, end_id=-1, lora_name=name) as stream:
                 async for _ in stream:
                     first = first or time.monotonic()
             if stream.result.finish_reason != "length":
                 raise BenchError(f"An answer ended by {stream.result.finish_reason}, not by its length.")
             return first - begun, time.monotonic() - begun
 
-        times = await asyncio.gather(*(ask(*pair) for pair in zip(batch.texts, batch.max_tokens, strict=True)))
+        adapters = batch.adapters or [""] * len(batch.texts)
+        asked = zip(batch.texts, batch.max_tokens, adapters, strict=True)
+        times = await asyncio.gather(*(ask(*each) for each in asked))
         wall = time.monotonic() - begun
         return Run(wall, batch.output_tokens, tuple(first for first, _ in times), tuple(last for _, last in times))
 

@@ -19,6 +19,10 @@ EXPLAINED = {
     "in-flight batching against the same engine with `batching_strategy` V1, which holds a batch until all are done.",
     "prefix_reuse_ttft": "Time to first token of a 528-token prompt, its first 512 tokens new (cold) or already seen "
     "(warm). Cold over warm, medians, engine in process.",
+    "lora_mixed": "Streams over 8 adapters of rank 8 on all seven projections, over streams without, on one server.",
+    "lora_idle": "Streams without adapters on a server that has 8 of them, over a server that has none.",
+    "lora_scale": "Streams over so many adapters (rank 8, q and v), the n-th wanted 1/n as often as the first, over "
+    "streams without. 64 fit into the server's cache; adapters come while it runs.",
 }
 
 
@@ -84,8 +88,12 @@ def _figures(results: dict[str, Any], name: str, concurrent: str) -> str:
     raw = results["raw"][name]
     if "ttft_s" in raw:
         return ", ".join(f"{state} {1000 * value:.0f} ms" for state, value in raw["ttft_s"].items())
-    sides = raw[concurrent].items()
-    return ", ".join(f"{side} {found['tokens_per_s']:.0f}" for side, found in sides) + " tokens/s"
+    sides = ((side, found) for side, found in raw[concurrent].items() if "tokens_per_s" in found)
+    figures = ", ".join(f"{side} {found['tokens_per_s']:.0f}" for side, found in sides) + " tokens/s"
+    loads = raw[concurrent].get("loads")
+    if loads is None:
+        return figures
+    return f"{figures}, {loads['loads']:.0f} loads of {loads['load_ms']:.0f} ms: {loads['load_share']:.0%} of the time"
 
 
 def _versions(packages: dict[str, str | None]) -> str:

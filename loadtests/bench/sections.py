@@ -13,6 +13,7 @@ from typing import Any
 
 from loadtests.bench.compare import Progress, Section, in_turns, speeds
 from loadtests.bench.drivers import Driver, LineDriver, ServerDriver, engine_driver
+from loadtests.bench.lora import lora_idle, lora_mixed, lora_scale
 from loadtests.bench.peer_weights import convert
 from loadtests.bench.workload import Batch, Workload
 
@@ -21,6 +22,8 @@ TARGETS = {
     "server_vs_engine": {"1": 0.9, "8": 0.9, "32": 0.9},
     "inflight_vs_static": {"all": 2.5},
     "prefix_reuse_ttft": {"all": 5.0},
+    "lora_mixed": {"32": 0.75},
+    "lora_idle": {"32": 0.98},
 }
 CONCURRENCY = (1, 8, 32)
 
@@ -110,7 +113,10 @@ def prefix_reuse_ttft(bench: Bench, prefix_tokens: int = 512) -> Section:
 
 SECTIONS = {
     function.__name__: function
-    for function in (engine_vs_openvino_genai, server_vs_engine, inflight_vs_static, prefix_reuse_ttft)
+    for function in (
+        *(engine_vs_openvino_genai, server_vs_engine, inflight_vs_static, prefix_reuse_ttft),
+        *(lora_mixed, lora_idle, lora_scale),
+    )
 }
 
 

@@ -6,6 +6,7 @@ Knows nothing of engines and servers.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ class Batch:
     prompts: tuple[tuple[int, ...], ...]
     max_tokens: tuple[int, ...]
     texts: tuple[str, ...] = ()  # the same prompts as text, where a server gets them
+    adapters: tuple[str, ...] = ()  # names, one for each request; none: no request has an adapter
 
     @property
     def output_tokens(self) -> int:
@@ -39,6 +41,7 @@ class Workload:
 
     def __init__(self, tokenizer_file: Path, seed: int) -> None:
         self._tokenizer = Tokenizer.from_file(str(tokenizer_file))
+        self.seed = seed
         self._random = random.Random(seed)
         self._plain = range(FIRST_PLAIN_ID, self._tokenizer.get_vocab_size(with_added_tokens=False))
 
@@ -62,6 +65,11 @@ class Workload:
         lengths = [256] * long + [self._random.randint(8, 32) for _ in range(count - long)]
         self._random.shuffle(lengths)
         return Batch(tuple(self.random_ids(prompt_tokens) for _ in lengths), tuple(lengths))
+
+    def zipf(self, names: Sequence[str], count: int) -> tuple[str, ...]:
+        """So many draws of names: the n-th is drawn 1/n as often as the first."""
+        weights = [1 / place for place in range(1, len(names) + 1)]
+        return tuple(self._random.choices(names, weights, k=count))
 
     def _text(self, length: int) -> tuple[tuple[int, ...], str]:
         while True:

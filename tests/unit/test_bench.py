@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from loadtests.bench import cli, report
+from loadtests.bench.adapter_files import ATTENTION_QV, AdapterFiles
 from loadtests.bench.compare import in_turns, speeds
 from loadtests.bench.drivers import BenchError, LineDriver, Run
 from loadtests.bench.sections import TARGETS
@@ -133,3 +134,48 @@ def test_the_page_is_made_of_the_results(tmp_path: Path) -> None:
 def test_the_table_marks_what_is_missed() -> None:
     cells = list(report.table(_results()).columns[2].cells)
     assert cells == ["[green]0.95[/]", "[red]0.80[/]", "[green]7.00[/]"]
+
+
+def test_adapters_are_seeded_fit_the_model_and_appear_as_a_whole(tmp_path: Path) -> None:
+    from python_backend.lora.peft import read_peft
+    from tests.unit.engine_driver import FAMILIES
+    from tests.unit.tiny_adapters import base_of
+
+    files = AdapterFiles(FAMILIES / "llama", tmp_path / "adapters", seed=1)
+    assert files.write(range(2, 4)) == ["a002", "a003"]
+    again = AdapterFiles(FAMILIES / "llama", tmp_path / "again", seed=1)
+    again.write(range(3, 4))
+    first, *same = (
+        read_peft(place, base_of(FAMILIES / "llama"), 1)
+        for place in (files.directory / "a002", files.directory / "a003", again.directory / "a003")
+    )
+    assert first.rank == 8
+    assert len(first.projections) == 7
+    assert files.host_bytes() == first.nbytes
+    assert first.version != same[0].version == same[1].version
+    assert sorted(place.name for place in files.directory.iterdir()) == ["a002", "a003"]
+
+
+def test_the_spec_of_a_server_with_adapters_is_the_plain_one_with_adapters(tmp_path: Path) -> None:
+    from build_engines.spec import load_spec
+
+    plain = Path(__file__).parents[2] / "build_engines" / "specs" / "smollm2-135m.yaml"
+    files = AdapterFiles(tmp_path, tmp_path / "adapters", seed=1, projections=ATTENTION_QV)
+    spec = load_spec(files.write_spec(plain, 1000)).deployment
+    assert spec.limits == load_spec(plain).deployment.limits
+    assert spec.lora is not None
+    assert (spec.lora.modules, spec.lora.host_cache_bytes) == (("attn_q", "attn_v"), 1000)
+
+
+def test_popular_names_are_drawn_as_zipf_says(tokenizer_file: Path) -> None:
+    drawn = Workload(tokenizer_file, seed=1).zipf(["a", "b", "c"], 11_000)
+    assert [drawn.count(name) for name in "abc"] == pytest.approx([6000, 3000, 2000], rel=0.1)
+
+
+def test_the_page_tells_how_many_loads_a_point_of_the_curve_had() -> None:
+    side = {"tokens_per_s": 50.0}
+    loads = {"loads": 12.0, "evictions": 3.0, "load_ms": 20.0, "load_share": 0.04}
+    results = _results() | {"ratios": {"lora_scale": {"256": 0.8}}}
+    results["raw"]["lora_scale"] = {"256": {"base": side, "adapters": side, "loads": loads}}
+    row = "| lora_scale | 256 | 0.80 |  | base 50, adapters 50 tokens/s, 12 loads of 20 ms: 4% of the time |"
+    assert row in report.page(results)
