@@ -42,6 +42,7 @@ class Settings:
     stats_check_period_ms: int
     guided_decoding_backend: str = "llguidance"
     lora: bool = False
+    lora_prefetch_dir: str = ""
 
     @classmethod
     def of(cls, spec: Spec, root: Path) -> Settings:
@@ -68,6 +69,7 @@ class Settings:
             stats_check_period_ms=server.stats_check_period_ms,
             guided_decoding_backend=spec.deployment.guided.backend,
             lora=spec.deployment.lora is not None,
+            lora_prefetch_dir=_prefetch_dir(spec),
         )
 
     def as_data(self) -> dict[str, Any]:
@@ -104,6 +106,11 @@ def render(settings: Settings, place: Path) -> None:
             shutil.copyfile(source / "1" / "model.py", place / name / "1" / "model.py")
 
 
+def _prefetch_dir(spec: Spec) -> str:
+    lora = spec.deployment.lora
+    return "" if lora is None or lora.prefetch_directory is None else str(spec.path(lora.prefetch_directory))
+
+
 def _fill_nothing(config: Any, settings: Settings) -> None:
     del config, settings
 
@@ -138,6 +145,8 @@ def _fill_tensorrt_llm(config: Any, settings: Settings) -> None:
         stats_check_period_ms=settings.stats_check_period_ms,
         guided_decoding_backend=settings.guided_decoding_backend,
     )
+    if settings.lora_prefetch_dir:
+        _set(config, lora_prefetch_dir=settings.lora_prefetch_dir)
 
 
 def _fill_postprocessing(config: Any, settings: Settings) -> None:

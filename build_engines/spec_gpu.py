@@ -57,6 +57,13 @@ class Parallel(Section):
     )
 
 
+class NamedAdapter(Section):
+    """One adapter of section lora."""
+
+    path: Path = Field(description="PEFT directory")
+    owner: str = Field(default="", description="whose it is, for whoever reads the list of adapters")
+
+
 class Lora(Section):
     """Adapters that requests may name."""
 
@@ -65,10 +72,26 @@ class Lora(Section):
     optimal_rank: Count = Field(default=8, description="rank that the cache's pages are sized for")
     max_adapters_on_gpu: Count = Field(default=8, description="adapters of max_rank kept on the card")
     host_cache_bytes: Count = Field(default=1 << 30, description="host memory for adapters, bytes")
-    adapters: dict[str, Path] = Field(default={}, description="on cpu: PEFT directories by the name that requests say")
+    adapters: dict[str, Path | NamedAdapter] = Field(
+        default={}, description="on cpu: PEFT directories (or path and owner) by the name that requests say"
+    )
     directory: Path | None = Field(
         default=None, description="on cpu: every directory in it is an adapter; they may come and go while it runs"
     )
+    base_models: tuple[str, ...] = Field(
+        default=(), description="on cpu: names of the model in base_model_name_or_path of adapters; none: any"
+    )
+    prefetch_directory: Path | None = Field(
+        default=None, description="on cpu: lora_prefetch_dir, converted adapters that are loaded at start by task id"
+    )
+
+    @property
+    def named(self) -> dict[str, NamedAdapter]:
+        """`adapters`, each with path and owner."""
+        return {
+            name: entry if isinstance(entry, NamedAdapter) else NamedAdapter(path=entry)
+            for name, entry in self.adapters.items()
+        }
 
 
 class Speculative(Section):

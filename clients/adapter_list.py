@@ -18,7 +18,8 @@ _MODEL = "adapters"
 
 
 def adapters(url: str = DEFAULT_URL) -> list[dict[str, Any]]:
-    """Name, task id, rank, modules, bytes, hash and base model of each adapter, by name.
+    """Of each adapter: name and state; of a ready one task id, rank, modules, bytes, hash, base model and owner as
+    well; of a refused one the reason.
 
     Raises:
         InferenceServerException: no server answers at `url`, or it serves no adapters.
@@ -41,6 +42,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {text}\n")
         return NO_ADAPTERS if unknown else NO_SERVER
     for entry in found:
-        line = f"{entry['name']}\ttask id {entry['task_id']}\trank {entry['rank']}\t{', '.join(entry['modules'])}"
-        sys.stdout.write((json.dumps(entry) if arguments.json else line) + "\n")
+        sys.stdout.write((json.dumps(entry) if arguments.json else _line(entry)) + "\n")
     return OK
+
+
+def _line(entry: dict[str, Any]) -> str:
+    if entry["state"] != "ready":
+        return f"{entry['name']}\t{entry['state']}: {entry['reason']}"
+    facts = [entry["name"], entry["state"], f"task id {entry['task_id']}", f"rank {entry['rank']}"]
+    facts.append(", ".join(entry["modules"]))
+    facts += [f"{word} {entry[key]}" for word, key in (("base", "base_model"), ("owner", "owner")) if entry[key]]
+    return "\t".join(facts)

@@ -39,7 +39,7 @@ def write_engine(directory: Path, spec: Spec, root: Path, hashes: dict[str, str]
             "pretrained_config": config,
             "build_config": spec.build_config,
             "guided": spec.deployment.guided.model_dump(mode="json", exclude={"backend"}),
-            **lora_section(spec, config),
+            **lora_section(spec, config, hashes["checkpoint"]),
             "checkpoint_dir": f"../{checkpoint}",
             "tokenizer_dir": "../checkpoint",
             "end_ids": end_ids(root / "checkpoint"),
@@ -48,7 +48,7 @@ def write_engine(directory: Path, spec: Spec, root: Path, hashes: dict[str, str]
     )
 
 
-def lora_section(spec: Spec, config: dict[str, Any]) -> dict[str, Any]:
+def lora_section(spec: Spec, config: dict[str, Any], checkpoint_hash: str) -> dict[str, Any]:
     """Section `lora` with absolute paths, every named adapter checked against the model; empty without adapters.
 
     Raises:
@@ -60,12 +60,13 @@ def lora_section(spec: Spec, config: dict[str, Any]) -> dict[str, Any]:
     unserved = [module for module in lora.modules if module not in ALL_MODULES]
     if unserved:
         raise spec.error("lora.modules", f"has {unserved[0]}; served on cpu: {', '.join(ALL_MODULES)}.")
-    adapters = {name: spec.path(path) for name, path in lora.adapters.items()}
+    adapters = {name: spec.path(entry.path) for name, entry in lora.named.items()}
     directory = None if lora.directory is None else spec.path(lora.directory)
     if directory is not None and not directory.is_dir():
         raise spec.error("lora.directory", f"no directory {directory}.")
     try:
-        AdapterRegistry(BaseModel.of(config, lora.modules, lora.max_rank), adapters)
+        base = BaseModel.of(config, lora.modules, lora.max_rank, lora.base_models, checkpoint_hash)
+        AdapterRegistry(base, adapters)
     except BuildError as error:
         raise spec.error("lora.adapters", str(error)) from error
     section = {
@@ -73,7 +74,10 @@ def lora_section(spec: Spec, config: dict[str, Any]) -> dict[str, Any]:
         "modules": list(lora.modules),
         "host_cache_bytes": lora.host_cache_bytes,
         "adapters": {name: str(path) for name, path in adapters.items()},
+        "owners": {name: entry.owner for name, entry in lora.named.items() if entry.owner},
         "directory": None if directory is None else str(directory),
+        "base_models": list(lora.base_models),
+        "checkpoint_hash": checkpoint_hash,
     }
     return {"lora": section}
 

@@ -64,7 +64,7 @@ def lora_scale(bench: Bench) -> Section:
     raw: dict[str, Any] = {}
     with files as made, _server("base", made, _CACHED * made.host_bytes()) as server:
         names: list[str] = []
-        make = partial(bench.workload.same_length_text, 4 * CONCURRENCY, 32, math.ceil(bench.max_tokens / 4))
+        make = partial(bench.workload.same_length_text, 2 * CONCURRENCY, 32, math.ceil(bench.max_tokens / 4))
         for count in REGISTERED:
             bench.say(f"{count} adapters")
             names += made.write(range(len(names), count))

@@ -39,7 +39,7 @@ class AdapterCache:
     """
 
     def __init__(self, limit_bytes: int) -> None:
-        self._limit = limit_bytes
+        self.limit_bytes = limit_bytes
         self._lock = threading.Lock()
         self._entries: dict[int, _Entry] = {}  # the least recently used first
         self._hits = self._misses = self._evictions = 0
@@ -75,13 +75,13 @@ class AdapterCache:
             Overloaded: all that would have to go is in use.
         """
         text = f"PEFT Cache is full. Could not store taskId={adapter.task_id}"
-        if adapter.nbytes > self._limit:
+        if adapter.nbytes > self.limit_bytes:
             raise LimitExceeded(
-                f"{text}: it takes {adapter.nbytes} bytes, the cache {self._limit}. Raise lora.host_cache_bytes."
+                f"{text}: it takes {adapter.nbytes} bytes, the cache {self.limit_bytes}. Raise lora.host_cache_bytes."
             )
         with self._lock:
             others = {task_id: entry for task_id, entry in self._entries.items() if task_id != adapter.task_id}
-            excess = sum(e.adapter.nbytes for e in others.values()) + adapter.nbytes - self._limit
+            excess = sum(e.adapter.nbytes for e in others.values()) + adapter.nbytes - self.limit_bytes
             evicted = []
             for task_id, entry in others.items():
                 if excess <= 0:

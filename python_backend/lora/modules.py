@@ -31,6 +31,12 @@ PROJECTIONS: dict[str, str] = {
     "mlp_gate": "mlp.up_proj",
     "mlp_4h_to_h": "mlp.down_proj",
 }
+# One row of these holds several linears: the same A, and B of each below the other. Upstream computes a fused MLP with
+# the up projection first.
+FUSED: dict[str, tuple[str, ...]] = {
+    "attn_qkv": ("attn_q", "attn_k", "attn_v"),
+    "mlp_gate_up": ("mlp_gate", "mlp_h_to_4h"),
+}
 MODULE_OF: dict[str, str] = {projection: module for module, projection in PROJECTIONS.items()}
 MODULE_IDS: dict[str, int] = {name: number for number, name in MODULE_NAMES.items() if name in PROJECTIONS}
 ALL_MODULES: tuple[str, ...] = tuple(PROJECTIONS)
@@ -44,9 +50,18 @@ class BaseModel:
     sizes: Mapping[str, tuple[int, int]]  # projection -> (in, out)
     modules: tuple[str, ...] = ALL_MODULES
     max_rank: int = 64
+    names: tuple[str, ...] = ()  # what adapters may call it; none: anything
+    checkpoint_hash: str = ""
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], modules: tuple[str, ...] = ALL_MODULES, max_rank: int = 64) -> BaseModel:
+    def of(
+        cls,
+        config: Mapping[str, Any],
+        modules: tuple[str, ...] = ALL_MODULES,
+        max_rank: int = 64,
+        names: tuple[str, ...] = (),
+        checkpoint_hash: str = "",
+    ) -> BaseModel:
         """Sizes out of a Hugging Face config.json."""
         hidden, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
         head = config.get("head_dim") or hidden // heads
@@ -60,4 +75,12 @@ class BaseModel:
             "mlp.up_proj": (hidden, inner),
             "mlp.down_proj": (inner, hidden),
         }
-        return cls(config["num_hidden_layers"], sizes, modules, max_rank)
+        return cls(config["num_hidden_layers"], sizes, modules, max_rank, names, checkpoint_hash)
+
+    def is_called(self, name: str) -> bool:
+        """Whether an adapter that was trained on `name` may be of this model: the last part of the name decides."""
+        return not self.names or not name or _last_part(name) in map(_last_part, self.names)
+
+
+def _last_part(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[2].lower()

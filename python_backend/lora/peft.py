@@ -99,6 +99,11 @@ def read_peft(directory: Path, base: BaseModel, task_id: int) -> Adapter:
         BuildError: names file, tensor and reason.
     """
     config = PeftConfig.read(directory)
+    if not base.is_called(config.base_model):
+        raise BuildError(
+            f"{config.path}: base_model_name_or_path is {config.base_model!r}; this deployment serves "
+            f"{', '.join(base.names)} (lora.base_models of the spec). Use an adapter of that model."
+        )
     path = directory / WEIGHTS_FILE
     halves: dict[tuple[int, str], dict[str, np.ndarray]] = {}
     for name, values in _read_tensors(path).items():

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from python_backend.errors import BuildError, InvalidRequest, NotFound
+from python_backend.lora.labels import LABELS_FILE, Labels
 from python_backend.lora.modules import PROJECTIONS
 from python_backend.lora.peft import CONFIG_FILE, WEIGHTS_FILE, PeftConfig, read_peft
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_Stamp = tuple[tuple[int, int], ...]  # (modification time in ns, size) of both files
+_Stamp = tuple[tuple[int, int], ...]  # (modification time in ns, size) of each file
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class Registered:
     nbytes: int
     content_hash: str
     base_model: str
+    owner: str
     stamp: _Stamp = field(repr=False)
 
 
@@ -50,13 +52,20 @@ class AdapterRegistry:
     What lies in the directory may come, change and go while the server runs.
     """
 
-    def __init__(self, base: BaseModel, adapters: Mapping[str, Path], directory: Path | None = None) -> None:
-        """Check every adapter that is named.
+    def __init__(
+        self,
+        base: BaseModel,
+        adapters: Mapping[str, Path],
+        directory: Path | None = None,
+        owners: Mapping[str, str] | None = None,
+    ) -> None:
+        """Check every adapter that is named; `owners` go before those of the adapters' own labels.
 
         Raises:
             BuildError: one of them cannot be served; those found in `directory` are logged and left out instead.
         """
         self._base, self._named, self._directory = base, dict(adapters), directory
+        self._owners = dict(owners or {})
         self._lock = threading.Lock()
         self._entries: dict[str, Registered] = {}
         self._refused: dict[str, tuple[_Stamp, str]] = {}
@@ -72,6 +81,10 @@ class AdapterRegistry:
     def entries(self) -> list[Registered]:
         """What `names` tells, with the rest."""
         return [self._entries[name] for name in self.names()]
+
+    def refused(self) -> list[tuple[str, str]]:
+        """Names and reasons of those that lie in the directory and cannot be served."""
+        return sorted((name, reason) for name, (_, reason) in self._refused.items())
 
     def find(self, name: str) -> Registered:
         """The entry, checked anew when its files have changed.
@@ -128,8 +141,9 @@ class AdapterRegistry:
             for place in sorted(self._directory.iterdir()):
                 if (place / CONFIG_FILE).is_file() and _NAME.fullmatch(place.name):
                     found.setdefault(place.name, place)
-        for name in self._entries.keys() - found.keys():
-            del self._entries[name]
+        for known_names in (self._entries, self._refused):
+            for name in known_names.keys() - found.keys():
+                del known_names[name]
         for name, place in found.items():
             stamp, known, refused = _stamp(place), self._entries.get(name), self._refused.get(name)
             if (known is None or known.stamp != stamp) and (refused is None or refused[0] != stamp):
@@ -149,7 +163,13 @@ class AdapterRegistry:
             inside = place.resolve().is_relative_to(self._directory.resolve())
             if not inside:
                 raise BuildError(f"{place} leads out of {self._directory}; put the files into the directory.")
-        task_id, stamp = task_id_of(name), _stamp(place)
+        task_id, stamp, labels = task_id_of(name), _stamp(place), Labels.read(place)
+        expected = self._base.checkpoint_hash
+        if labels.checkpoint_hash and expected and labels.checkpoint_hash != expected:
+            raise BuildError(
+                f"{place / LABELS_FILE}: checkpoint_hash is {labels.checkpoint_hash}; this deployment's is {expected}. "
+                "The adapter was trained on other weights."
+            )
         adapter = read_peft(place, self._base, task_id)
         entry = Registered(
             name=name,
@@ -160,6 +180,7 @@ class AdapterRegistry:
             nbytes=adapter.nbytes,
             content_hash=f"{adapter.version:016x}",
             base_model=PeftConfig.read(place).base_model,
+            owner=self._owners.get(name) or labels.owner,
             stamp=stamp,
         )
         return entry, adapter
@@ -187,7 +208,7 @@ def _check_name(name: str) -> None:
 
 def _stamp(place: Path) -> _Stamp:
     found = []
-    for file in (CONFIG_FILE, WEIGHTS_FILE):
+    for file in (CONFIG_FILE, WEIGHTS_FILE, LABELS_FILE):
         try:
             status = (place / file).stat()
         except OSError:

@@ -12,7 +12,7 @@ import numpy as np
 
 from python_backend.errors import BuildError, InvalidRequest, Unsupported
 from python_backend.lora.adapter import MAX_VALUE, Adapter, LowRank
-from python_backend.lora.modules import MODULE_IDS, MODULE_NAMES, MODULE_OF, PROJECTIONS
+from python_backend.lora.modules import FUSED, MODULE_IDS, MODULE_NAMES, MODULE_OF, PROJECTIONS
 
 if TYPE_CHECKING:
     from python_backend.lora.modules import BaseModel
@@ -50,19 +50,21 @@ def from_rows(weights: np.ndarray, config: np.ndarray, base: BaseModel, task_id:
         raise InvalidRequest(f"Expected dim2 of lora_keys to have a size in [3, 4]; it is {config.shape[1]}.")
     parts: dict[tuple[int, str], LowRank] = {}
     for row, key in zip(weights, config.tolist(), strict=True):
-        place, part = _row(row, key, base)
-        if place in parts:
-            raise InvalidRequest(f"lora_config names module {key[0]} of layer {key[1]} twice; send each row once.")
-        parts[place] = part
+        for place, part in _row(row, key, base):
+            if place in parts:
+                raise InvalidRequest(f"lora_config names module {key[0]} of layer {key[1]} twice; send each row once.")
+            parts[place] = part
     if not parts:
         raise InvalidRequest("lora_weights has no rows; send at least one.")
     return Adapter(task_id, parts)
 
 
-def _row(row: np.ndarray, key: list[int], base: BaseModel) -> tuple[tuple[int, str], LowRank]:
+def _row(row: np.ndarray, key: list[int], base: BaseModel) -> list[tuple[tuple[int, str], LowRank]]:
+    """The linears of one row: one, or those that upstream computes as one."""
     module_id, layer, rank, *dora = key
     module = MODULE_NAMES.get(module_id, str(module_id))
-    if module not in PROJECTIONS or module not in base.modules:
+    modules = FUSED.get(module, (module,))
+    if not all(part in PROJECTIONS and part in base.modules for part in modules):
         raise InvalidRequest(
             f"lora module {module} not enabled for this model; enabled: "
             f"{', '.join(f'{m} ({MODULE_IDS[m]})' for m in base.modules)}."
@@ -76,18 +78,19 @@ def _row(row: np.ndarray, key: list[int], base: BaseModel) -> tuple[tuple[int, s
             f"Invalid low_rank ({rank}). low_rank must be smaller than mMaxLowRank ({base.max_rank}); allowed: 1 to "
             f"{base.max_rank}."
         )
-    projection = PROJECTIONS[module]
-    size_in, size_out = base.sizes[projection]
-    used = rank * (size_in + size_out)
+    projections = [PROJECTIONS[part] for part in modules]
+    size_in, sizes_out = base.sizes[projections[0]][0], [base.sizes[projection][1] for projection in projections]
+    border, used = rank * size_in, rank * (size_in + sum(sizes_out))
     if len(row) < used:
         raise InvalidRequest(
             f"lora_weights has to few values for {module}: layer {layer} of rank {rank} needs {used}, got {len(row)}."
         )
     values = row[:used].astype(np.float32)
-    border = rank * size_in
-    part = LowRank(values[:border].reshape(rank, size_in), values[border:].reshape(size_out, rank))
-    if part.count_unusable():
+    a, b = values[:border].reshape(rank, size_in), values[border:].reshape(-1, rank)
+    whole = LowRank(a, b)
+    if whole.count_unusable():
         raise InvalidRequest(
             f"lora_weights of {module}, layer {layer}, has values that are NaN, infinite or over {MAX_VALUE:g}."
         )
-    return (layer, projection), part
+    parts = np.split(b, np.cumsum(sizes_out)[:-1])
+    return [((layer, projection), LowRank(a, part)) for projection, part in zip(projections, parts, strict=True)]

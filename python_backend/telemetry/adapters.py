@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ GAUGES = (ADAPTERS, BYTES)
 CACHE = FamilySpec("llm_lora_cache_total", "Look-ups of adapters in host memory", "result", ("hit", "miss"))
 EVICTIONS = FamilySpec("llm_lora_evictions_total", "Adapters that made room for others")
 OTHER = "other"
+MAX_NAMES = 1000  # series cost the server and whoever collects them
 REQUESTS = FamilySpec("llm_lora_requests_total", "Requests that have ended, by adapter", "adapter", (OTHER,))
 TOKENS = FamilySpec("llm_lora_tokens_total", "Tokens generated with an adapter", "adapter", (OTHER,))
 COUNTERS = (CACHE, EVICTIONS, REQUESTS, TOKENS)
@@ -30,11 +32,12 @@ HISTOGRAMS = (LOAD_TIME,)
 
 
 class AdapterMetrics:
-    """The series of one engine. `names` get series of their own; every other adapter counts as `other`."""
+    """The series of one engine: one for each name, `other` for what came as tensors and for names over MAX_NAMES."""
 
     def __init__(self, factory: MetricFactory, labels: Mapping[str, str], names: Sequence[str]) -> None:
-        self._names = frozenset(names)
-        values = tuple(dict.fromkeys((*names, OTHER)))
+        self._lock = threading.Lock()
+        self._names = set(names[:MAX_NAMES])
+        values = tuple(dict.fromkeys((*names[:MAX_NAMES], OTHER)))
         gauge, counter, histogram = factory.GAUGE, factory.COUNTER, factory.HISTOGRAM
         self._gauges = {spec: Series(factory, gauge, spec, labels) for spec in GAUGES}
         self._cache = Series(factory, counter, CACHE, labels)
@@ -50,10 +53,19 @@ class AdapterMetrics:
 
     def ended(self, name: str, tokens: int) -> None:
         """Count one request of an adapter."""
-        value = name if name in self._names else OTHER
+        value = name if self._known(name) else OTHER
         self._requests[value].increment(1)
         if tokens:
             self._tokens[value].increment(tokens)
+
+    def _known(self, name: str) -> bool:
+        """Whether a name has series; one that came later gets them now."""
+        with self._lock:
+            if name and name not in self._names and len(self._names) < MAX_NAMES:
+                self._requests.add(name)
+                self._tokens.add(name)
+                self._names.add(name)
+            return name in self._names
 
     def update(self, adapters: int, nbytes: int, hits: int, misses: int, evictions: int) -> None:
         """Set the gauges, and bring the counters to these totals."""

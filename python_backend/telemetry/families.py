@@ -53,11 +53,16 @@ class Series:
     def __init__(self, factory: MetricFactory, kind: Any, spec: FamilySpec, labels: Mapping[str, str]) -> None:
         # The family has to outlive its metrics.
         self._family = factory(name=spec.name, description=spec.description, kind=kind)
-        options: dict[str, Any] = {"buckets": list(spec.buckets)} if spec.buckets else {}
-        self._metrics: dict[str, Metric] = {
-            value: self._family.Metric(labels={**labels, **({spec.label: value} if value else {})}, **options)
-            for value in spec.values or ("",)
-        }
+        self._spec, self._labels = spec, dict(labels)
+        self._metrics: dict[str, Metric] = {}
+        for value in spec.values or ("",):
+            self.add(value)
+
+    def add(self, value: str) -> None:
+        """One more series, for a value that came later."""
+        options: dict[str, Any] = {"buckets": list(self._spec.buckets)} if self._spec.buckets else {}
+        labels = {**self._labels, **({self._spec.label: value} if value else {})}
+        self._metrics[value] = self._family.Metric(labels=labels, **options)
 
     def __getitem__(self, value: str) -> Metric:
         return self._metrics[value]

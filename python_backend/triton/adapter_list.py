@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from python_backend.errors import BuildError, StackError
-from python_backend.lora.modules import BaseModel
-from python_backend.lora.registry import AdapterRegistry
 from python_backend.triton import pb
 from python_backend.triton.settings import read_lora
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from python_backend.lora.registry import Registered
+    from python_backend.lora.registry import AdapterRegistry, Registered
 
 
 class TritonPythonModel:
@@ -31,16 +29,22 @@ class TritonPythonModel:
             lora, checkpoint_dir = read_lora(Path(pb.parameter(json.loads(args["model_config"]), "gpt_model_path")))
             if lora is None:
                 raise BuildError("The engine was built without adapters; remove the model adapters.")
-            config = json.loads((checkpoint_dir / "config.json").read_text(encoding="utf-8"))
-            base = BaseModel.of(config, lora.modules, lora.max_rank)
-            self._registry = AdapterRegistry(base, lora.adapters, lora.directory)
+            self._registry: AdapterRegistry | None = None
+            self._lora, self._checkpoint_dir = lora, checkpoint_dir
         except StackError as error:
             raise pb.load_error(error) from None
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """One response for each request: ADAPTERS, a JSON object for each adapter."""
+        try:
+            if self._registry is None:  # not before, since hundreds of adapters take seconds to check
+                self._registry = self._lora.registry(self._lora.base(self._checkpoint_dir))
+        except StackError as error:
+            return [pb.error_response(error) for _ in requests]
         self._registry.refresh()
-        texts = [json.dumps(describe(entry)) for entry in self._registry.entries()]
+        found = [describe(entry) for entry in self._registry.entries()]
+        found += [{"name": name, "state": "refused", "reason": reason} for name, reason in self._registry.refused()]
+        texts = [json.dumps(entry) for entry in found]
         return [pb.response([pb.text_tensor("ADAPTERS", texts)]) for _ in requests]
 
 
@@ -54,4 +58,6 @@ def describe(entry: Registered) -> dict[str, Any]:
         "bytes": entry.nbytes,
         "hash": entry.content_hash,
         "base_model": entry.base_model,
+        "owner": entry.owner,
+        "state": "ready",
     }

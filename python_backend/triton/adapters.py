@@ -6,16 +6,14 @@ of Triton's objects.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from python_backend.errors import InvalidRequest, NotFound, Unsupported
+from python_backend.errors import BuildError, InvalidRequest, NotFound, Unsupported
 from python_backend.lora.cache import AdapterCache
-from python_backend.lora.modules import BaseModel
-from python_backend.lora.registry import AdapterRegistry
+from python_backend.lora.prefetch import read_prefetched
 from python_backend.lora.rows import from_rows
 from python_backend.telemetry.adapters import AdapterMetrics
 from python_backend.triton.fields import Fields
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
     from python_backend.lora.registry import Registered
     from python_backend.request import GenerationRequest
     from python_backend.telemetry.families import MetricFactory
-    from python_backend.triton.settings import LoraFile
+    from python_backend.triton.lora_file import LoraFile
 
 _log = logging.getLogger(__name__)
 
@@ -45,15 +43,16 @@ class AdapterService:
     """Finds, loads and keeps adapters. `attach` is called by one thread, `release` by any."""
 
     def __init__(self, settings: LoraFile, checkpoint_dir: Path) -> None:
-        """Check every adapter that the deployment names.
+        """Check every adapter that the deployment names, and load those of its lora_prefetch_dir.
 
         Raises:
-            BuildError: one of them cannot be served.
+            BuildError: one of them cannot be served, or not all that are to be prefetched fit into the cache.
         """
-        config = json.loads((checkpoint_dir / "config.json").read_text(encoding="utf-8"))
-        self._base = BaseModel.of(config, settings.modules, settings.max_rank)
-        self._registry = AdapterRegistry(self._base, settings.adapters, settings.directory)
+        self._base = settings.base(checkpoint_dir)
+        self._registry = settings.registry(self._base)
         self._cache = AdapterCache(settings.host_cache_bytes)
+        if settings.prefetch_dir is not None:
+            self._prefetch(settings.prefetch_dir)
         self._leases: dict[str, _Lease] = {}  # by the engine's request id
         self._metrics: AdapterMetrics | None = None
 
@@ -97,6 +96,16 @@ class AdapterService:
         if self._metrics is not None:
             stats = self._cache.stats()
             self._metrics.update(stats.adapters, stats.nbytes, stats.hits, stats.misses, stats.evictions)
+
+    def _prefetch(self, directory: Path) -> None:
+        for adapter in read_prefetched(directory, self._base):
+            if self._cache.stats().nbytes + adapter.nbytes > self._cache.limit_bytes:
+                raise BuildError(
+                    f"{directory}: its adapters up to task id {adapter.task_id} take more than lora.host_cache_bytes "
+                    f"({self._cache.limit_bytes}). Raise it, or remove some."
+                )
+            self._cache.put(adapter)
+            _log.info("LoRA task %d: rank %d, %d bytes, prefetched", adapter.task_id, adapter.rank, adapter.nbytes)
 
     def _lease(self, fields: Fields, row: int) -> _Lease | None:
         names = [name for name in fields.texts("lora_name", row) if name]

@@ -19,6 +19,7 @@ from python_backend.errors import BuildError
 from python_backend.guided.limits import GuideLimits
 from python_backend.lora.modules import PROJECTIONS
 from python_backend.request import Guide
+from python_backend.triton.lora_file import LoraFile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,7 +59,6 @@ REFUSED: dict[str, str] = {
     "lookahead_ngram_size": "lookahead decoding is not served on a CPU",
     "lookahead_verification_set_size": "lookahead decoding is not served on a CPU",
     "lookahead_window_size": "lookahead decoding is not served on a CPU",
-    "lora_prefetch_dir": "adapters are not served by this deployment",
     "sink_token_length": "the CPU engine always attends to the whole sequence",
 }
 
@@ -99,6 +99,7 @@ class ModelParameters(BaseModel):
         default="llguidance", description="llguidance, xgrammar, or none: requests with a guide are refused"
     )
     tokenizer_dir: Path | None = Field(default=None, description="default: the one that the engine was built with")
+    lora_prefetch_dir: Path | None = Field(default=None, description="adapters to load at start, by their task ids")
 
 
 class WarmGuide(BaseModel):
@@ -117,18 +118,6 @@ class GuidedFile(BaseModel):
 
     cache_entries: int = GuideLimits().cache_entries
     warm_up: list[WarmGuide] = []
-
-
-class LoraFile(BaseModel):
-    """Section `lora` of engine/config.json. Paths are absolute."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    max_rank: int = Field(ge=1)
-    modules: tuple[str, ...]
-    host_cache_bytes: int = Field(ge=1)
-    adapters: dict[str, Path] = {}
-    directory: Path | None = None
 
 
 class EngineFile(BaseModel):
@@ -188,9 +177,18 @@ def read_settings(model_config: Mapping[str, Any]) -> ModelSettings:
         guides=None if parameters.guided_decoding_backend == "none" else GuideLimits(engine_file.guided.cache_entries),
         guide_backend=parameters.guided_decoding_backend,
         warm_up=tuple(Guide(entry.type, entry.guide) for entry in engine_file.guided.warm_up),
-        lora=engine_file.lora,
+        lora=_lora(engine_file, parameters.lora_prefetch_dir),
         notes=tuple(f"Parameter {key} has no meaning on a CPU; {given[key]!r} changes nothing." for key in without),
     )
+
+
+def _lora(file: EngineFile, prefetch_dir: Path | None) -> LoraFile | None:
+    if file.lora is None and prefetch_dir is not None:
+        raise BuildError(
+            f"Parameter lora_prefetch_dir is {prefetch_dir}, but adapters are not served by this deployment. "
+            "Remove it, or add a section lora to the spec."
+        )
+    return None if file.lora is None else file.lora.model_copy(update={"prefetch_dir": prefetch_dir})
 
 
 def read_lora(engine_dir: Path) -> tuple[LoraFile | None, Path]:

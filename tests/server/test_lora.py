@@ -143,9 +143,15 @@ def test_adapters_come_change_and_go_while_the_server_runs(deployment, alone):
 
 
 def test_the_server_lists_names_with_ids_and_ranks(deployment):
-    (first, *_) = found = adapter_list.adapters(deployment.addresses.grpc)
-    assert [entry["name"] for entry in found] == list(NAMES)
-    assert (first["task_id"], first["rank"]) == (task_id_of("a0"), 4)
+    (deployment.directory / "a0" / "serving.json").write_text('{"owner": "team a"}')
+    broken = deployment.directory / "broken"
+    shutil.copytree(deployment.directory / "a1", broken)
+    (broken / "adapter_model.safetensors").write_bytes(b"cut")
+    (first, *_, last) = found = adapter_list.adapters(deployment.addresses.grpc)
+    assert [entry["name"] for entry in found] == [*NAMES, "broken"]
+    assert (first["task_id"], first["rank"], first["owner"], first["state"]) == (task_id_of("a0"), 4, "team a", "ready")
+    assert last["state"] == "refused"
+    assert "not a whole safetensors file (3 bytes)" in last["reason"]
     url = f"http://{deployment.addresses.http}/v2/models/adapters/infer"
     with urllib.request.urlopen(urllib.request.Request(url, b'{"inputs": []}'), timeout=30) as reply:
         (output,) = json.load(reply)["outputs"]
@@ -154,11 +160,10 @@ def test_the_server_lists_names_with_ids_and_ranks(deployment):
 
 def test_the_command_prints_them_or_says_that_there_are_none(deployment, server, capsys):
     assert adapter_list.main(["--url", deployment.addresses.grpc]) == 0
-    assert (
-        capsys.readouterr()
-        .out.splitlines()[0]
-        .startswith(f"a0\ttask id {task_id_of('a0')}\trank 4\tattn_q, attn_k, attn_v")
-    )
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"a0\tready\ttask id {task_id_of('a0')}\trank 4\tattn_q, attn_k, attn_v")
+    assert first.endswith("\towner team a")
+    assert last.startswith("broken\trefused: ")
     assert adapter_list.main(["--url", server.grpc]) == 1
     assert "this server has no adapters" in capsys.readouterr().err
     assert adapter_list.main(["--url", "127.0.0.1:1"]) == 3

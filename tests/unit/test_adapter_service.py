@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from python_backend.errors import InvalidRequest, NotFound, Overloaded, Unsupported
+from python_backend.errors import BuildError, InvalidRequest, NotFound, Overloaded, Unsupported
 from python_backend.lora.modules import ALL_MODULES
 from python_backend.lora.peft import read_peft
 from python_backend.lora.registry import task_id_of
@@ -22,7 +22,7 @@ from tests.unit.tiny_adapters import base_of, random_tensors, write_peft
 fake_triton.install()
 
 from python_backend.triton.adapters import AdapterService, refuse_adapters  # noqa: E402
-from python_backend.triton.settings import LoraFile  # noqa: E402
+from python_backend.triton.lora_file import LoraFile  # noqa: E402
 
 BASE = base_of(FAMILIES / "llama")
 
@@ -34,10 +34,11 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def service(root: Path, adapters: int = 2) -> AdapterService:
+def service(root: Path, adapters: int = 2, **settings: Any) -> AdapterService:
     size = read_peft(root / "a0", BASE, 1).nbytes
     return AdapterService(
-        LoraFile(max_rank=8, modules=ALL_MODULES, host_cache_bytes=size * adapters, directory=root), FAMILIES / "llama"
+        LoraFile(max_rank=8, modules=ALL_MODULES, host_cache_bytes=size * adapters, directory=root, **settings),
+        FAMILIES / "llama",
     )
 
 
@@ -194,3 +195,27 @@ def test_metrics_tell_what_is_loaded_evicted_and_used_by_whom(root):
     assert told["llm_lora_tokens_total", "a0"] == 10
     assert told["llm_lora_tokens_total", "other"] == 3
     assert told["llm_lora_load_seconds", ""] > 0
+
+
+def test_adapters_that_came_while_the_server_runs_are_counted_by_name_up_to_a_limit(root, monkeypatch):
+    served, told = service(root), Counter()
+    served.start(Family(told), {})
+    for name in ("late", "later"):
+        write_peft(root / name, random_tensors(BASE, seed=9))
+        ask(served, name, **named(name))
+        monkeypatch.setattr("python_backend.telemetry.adapters.MAX_NAMES", 5)
+        served.release(name, 5)
+    assert told["llm_lora_tokens_total", "late"] == 5
+    assert told["llm_lora_tokens_total", "later"] == 0
+    assert told["llm_lora_tokens_total", "other"] == 5
+
+
+def test_prefetched_adapters_are_there_for_the_first_request_that_gives_their_id(root, tmp_path):
+    weights, config = to_rows(read_peft(root / "a1", BASE, 1), np.float32)
+    for task_id in ("7", "8", "9"):
+        (tmp_path / "p" / task_id).mkdir(parents=True)
+        np.save(tmp_path / "p" / task_id / "model.lora_weights.npy", weights[None])
+        np.save(tmp_path / "p" / task_id / "model.lora_config.npy", config[None])
+    assert ask(service(root, 3, prefetch_dir=tmp_path / "p"), lora_task_id=[[7]]).adapter.task_id == 7
+    with pytest.raises(BuildError, match=r"its adapters up to task id 9 take more than lora.host_cache_bytes"):
+        service(root, 2, prefetch_dir=tmp_path / "p")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -14,6 +15,7 @@ from python_backend.lora.adapter import Adapter, LowRank
 from python_backend.lora.cache import AdapterCache
 from python_backend.lora.modules import ALL_MODULES
 from python_backend.lora.peft import read_peft
+from python_backend.lora.prefetch import read_prefetched
 from python_backend.lora.registry import AdapterRegistry, task_id_of
 from python_backend.lora.rows import from_rows, to_rows
 from tests.unit.engine_driver import FAMILIES
@@ -152,7 +154,8 @@ def test_the_gate_is_module_5_and_the_up_projection_7(tmp_path):
     [
         ([1, 0, 4], 511, InvalidRequest, "lora_weights has to few values for attn_q"),
         ([1, 0, 65], 512, InvalidRequest, r"Invalid low_rank \(65\). low_rank must be smaller than mMaxLowRank \(64\)"),
-        ([0, 0, 4], 512, InvalidRequest, "lora module attn_qkv not enabled for this model"),
+        ([0, 0, 4], 512, InvalidRequest, "lora_weights has to few values for attn_qkv: .* needs 768, got 512"),
+        ([13, 0, 4], 512, InvalidRequest, "lora module moe_h_to_4h not enabled for this model"),
         ([99, 0, 4], 512, InvalidRequest, "lora module 99 not enabled for this model"),
         ([1, 2, 4], 512, InvalidRequest, "names layer 2; allowed: 0 to 1"),
         ([1, 0, 4, 1], 512, Unsupported, "DoRA"),
@@ -162,6 +165,29 @@ def test_the_gate_is_module_5_and_the_up_projection_7(tmp_path):
 def test_rows_that_do_not_fit_are_refused_in_upstreams_words(key, width, kind, text):
     with pytest.raises(kind, match=text):
         from_rows(np.zeros((1, width), np.float16), np.array([key], np.int32), BASE, 1)
+
+
+def test_a_row_of_fused_linears_is_taken_apart_as_upstream_lays_it_out():
+    a, q, k, v = (np.random.default_rng(n).normal(size=size).astype(np.float32) for n, size in
+                  enumerate(((2, 64), (64, 2), (32, 2), (32, 2))))  # fmt: skip
+    gate, up = (np.random.default_rng(n).normal(size=(64, 2)).astype(np.float32) for n in (5, 6))
+    qkv = np.concatenate([values.ravel() for values in (a, q, k, v)])
+    gate_up = np.concatenate([values.ravel() for values in (a, up, gate)])
+    rows = np.zeros((2, max(len(qkv), len(gate_up))), np.float32)
+    for row, values in zip(rows, (qkv, gate_up), strict=True):
+        row[: len(values)] = values
+    parts = from_rows(rows, np.array([[0, 1, 2], [18, 0, 2]], np.int32), BASE, 1).parts
+    expected = {(1, "self_attn.q_proj"): q, (1, "self_attn.k_proj"): k, (1, "self_attn.v_proj"): v}
+    expected |= {(0, "mlp.gate_proj"): gate, (0, "mlp.up_proj"): up}
+    assert parts.keys() == expected.keys()
+    for place, b in expected.items():
+        np.testing.assert_array_equal(parts[place].a, a)
+        np.testing.assert_array_equal(parts[place].b, b)
+    with pytest.raises(InvalidRequest, match="lora_config names module 1 of layer 1 twice"):
+        from_rows(rows, np.array([[0, 1, 2], [1, 1, 2]], np.int32), BASE, 1)
+    without_v = base_of(FAMILIES / "llama", modules=("attn_q", "attn_k"))
+    with pytest.raises(InvalidRequest, match="lora module attn_qkv not enabled for this model"):
+        from_rows(rows[:1], np.array([[0, 1, 2]], np.int32), without_v, 1)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e31])
@@ -280,6 +306,74 @@ def test_a_named_adapter_that_is_wrong_stops_the_start(tmp_path):
         AdapterRegistry(BASE, {"gone": tmp_path / "gone"})
     with pytest.raises(BuildError, match=r"Adapter name '../x'"):
         AdapterRegistry(BASE, {"../x": tmp_path})
+
+
+def test_an_adapter_of_another_base_model_is_refused_by_its_name_or_its_weights(tmp_path):
+    base = base_of(FAMILIES / "llama", names=("org/Tiny-Llama",), checkpoint_hash="abc")
+    for good in ("", "org/Tiny-Llama", "/models/tiny-llama/"):
+        read_peft(write_peft(tmp_path / "good", random_tensors(BASE), base_model_name_or_path=good), base, 1)
+    place = write_peft(tmp_path / "bad", random_tensors(BASE), base_model_name_or_path="org/Other-7B")
+    with pytest.raises(BuildError, match=r"base_model_name_or_path is 'org/Other-7B'; this deployment serves org/Tiny"):
+        read_peft(place, base, 1)
+    good = write_peft(tmp_path / "labelled", random_tensors(BASE))
+    (good / "serving.json").write_text('{"owner": "team a", "checkpoint_hash": "abc"}')
+    assert AdapterRegistry(base, {"x": good}).find("x").owner == "team a"
+    assert AdapterRegistry(base, {"x": good}, owners={"x": "team b"}).find("x").owner == "team b"
+    (good / "serving.json").write_text('{"checkpoint_hash": "abd"}')
+    with pytest.raises(BuildError, match=r"checkpoint_hash is abd; this deployment's is abc. The adapter was trained"):
+        AdapterRegistry(base, {"x": good})
+    for wrong in ('{"owner": 1}', "[]", "{", '{"team": "a"}'):
+        (good / "serving.json").write_text(wrong)
+        with pytest.raises(BuildError, match=r"serving.json: "):
+            AdapterRegistry(base, {"x": good})
+
+
+def test_the_registry_tells_what_it_refuses_until_that_is_gone(tmp_path):
+    place = write_peft(tmp_path / "bad", random_tensors(BASE), r=0)
+    registry = AdapterRegistry(BASE, {}, tmp_path)
+    ((name, reason),) = registry.refused()
+    assert name == "bad"
+    assert "r is 0; allowed: an integer >= 1" in reason
+    (place / "adapter_config.json").unlink()
+    registry.refresh()
+    assert registry.refused() == []
+
+
+def prefetched(directory: Path, adapter: Adapter, *, dtype: Any = np.float16, config: str = "config") -> Path:
+    weights, keys = to_rows(adapter, dtype)
+    directory.mkdir(parents=True)
+    np.save(directory / "model.lora_weights.npy", weights[None])
+    np.save(directory / f"model.lora_{config}.npy", keys[None])
+    return directory
+
+
+def test_converted_adapters_are_prefetched_by_their_task_ids(tmp_path):
+    adapter = read_peft(write_peft(tmp_path / "x", random_tensors(BASE), ml_dtypes.bfloat16), BASE, 1)
+    prefetched(tmp_path / "p" / "12", adapter, dtype=np.float32)
+    prefetched(tmp_path / "p" / "7", adapter, dtype=ml_dtypes.bfloat16, config="keys")
+    found = list(read_prefetched(tmp_path / "p", BASE))
+    assert [one.task_id for one in found] == [7, 12]
+    assert found[1].version == adapter.version
+    np.testing.assert_allclose(found[0].low_rank(0, "mlp.up_proj")[1], adapter.low_rank(0, "mlp.up_proj")[1], rtol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "reason"),
+    [
+        (lambda place: place.rename(place.with_name("seven")), "folders of lora_prefetch_dir are named by a task id"),
+        (lambda place: (place / "model.lora_config.npy").unlink(), "model.lora_config.npy: cannot be read"),
+        (
+            lambda place: (place / "model.lora_weights.npy").write_bytes(b"\x93NUMPY"),
+            "model.lora_weights.npy: cannot be",
+        ),
+        (lambda place: np.save(place / "model.lora_config.npy", [[[1, 9, 4]]]), "Expected dim1 lora_weights"),
+    ],
+)
+def test_what_cannot_be_prefetched_is_named(tmp_path, break_it, reason):
+    adapter = read_peft(write_peft(tmp_path / "x", random_tensors(BASE)), BASE, 1)
+    break_it(prefetched(tmp_path / "p" / "7", adapter))
+    with pytest.raises(BuildError, match=reason):
+        list(read_prefetched(tmp_path / "p", BASE))
 
 
 @pytest.mark.parametrize("name", ["json", "pirate"])
