@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -137,7 +137,15 @@ class ServerDriver:
         Raises:
             BenchError: an answer has not the length that was asked for.
         """
-        return self._loop.run_until_complete(self._run(batch))
+        return self.run_with(batch, {})
+
+    def run_with(self, batch: Batch, fields: Mapping[str, Any]) -> Run:
+        """The same with more fields in every request."""
+        return self._loop.run_until_complete(self._run(batch, fields))
+
+    def asking(self, name: str, **fields: Any) -> AskingDriver:
+        """The same server, for requests that ask for more."""
+        return AskingDriver(name, self, fields)
 
     def close(self) -> None:
         """Stop the server."""
@@ -162,13 +170,13 @@ class ServerDriver:
         await client.info()
         return client
 
-    async def _run(self, batch: Batch) -> Run:
+    async def _run(self, batch: Batch, fields: Mapping[str, Any]) -> Run:
         begun = time.monotonic()
 
         async def ask(text: str, max_tokens: int, adapter: str) -> tuple[float, float]:
             first = 0.0
-            name = adapter or None
-            async with await self._client.stream(text, max_tokens=max_tokens, end_id=-1, lora_name=name) as stream:
+            asked = {"max_tokens": max_tokens, "end_id": -1, "lora_name": adapter or None, **fields}
+            async with await self._client.stream(text, **asked) as stream:
                 async for _ in stream:
                     first = first or time.monotonic()
             if stream.result.finish_reason != "length":
@@ -180,6 +188,21 @@ class ServerDriver:
         times = await asyncio.gather(*(ask(*each) for each in asked))
         wall = time.monotonic() - begun
         return Run(wall, batch.output_tokens, tuple(first for first, _ in times), tuple(last for _, last in times))
+
+
+class AskingDriver:
+    """Runs batches on a server that another driver has started, with more fields in every request."""
+
+    def __init__(self, name: str, server: ServerDriver, fields: Mapping[str, Any]) -> None:
+        self.name = name
+        self._server, self._fields = server, fields
+
+    def run(self, batch: Batch) -> Run:
+        """Run one batch to its end."""
+        return self._server.run_with(batch, self._fields)
+
+    def close(self) -> None:
+        """Nothing: the server ends with its own driver."""
 
 
 def engine_driver(engine: Path, name: str = "engine", **changes: Any) -> LineDriver:

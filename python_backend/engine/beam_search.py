@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from python_backend.engine.batch_scorer import BatchScorer, RowScore
 from python_backend.engine.candidates import padded_size, top_k_ids
-from python_backend.engine.log_probs import RowScorer, TokenLogProbs, log_probs_at
+from python_backend.engine.log_probs import TokenLogProbs, log_probs_at
 from python_backend.engine.logits_processor import LogitsProcessor
 from python_backend.engine.sampling_errors import all_banned, not_finite
 from python_backend.engine.stopping import ends_with_stop_word
@@ -97,7 +98,7 @@ class BeamSearch:
         self._find_text_stop = find_text_stop
         size = padded_size(vocab_size)
         self._logits = np.full(size, -np.inf, dtype=np.float32)
-        self._scorer = RowScorer(vocab_size, size)
+        self._scorer = BatchScorer(vocab_size)
         self.beams = [Beam(list(request.prompt_ids), LogitsProcessor(request))]
         self._complete: list[Hypothesis] = []  # at most beam_width, best first
         self._settled = False  # what still grows cannot win any more
@@ -147,44 +148,37 @@ class BeamSearch:
 
     def _candidates(self, logits: NDArray[np.float32]) -> list[_Candidate]:
         candidates: list[_Candidate] = []
-        for index, row in enumerate(logits):
-            if not np.isfinite(row.max()):
+        scores = self._scorer.score(list(logits), self._request.top_logprobs or 0)
+        for index, (row, score) in enumerate(zip(logits, scores, strict=True)):
+            if not np.isfinite(score.maximum):
                 raise not_finite()
-            candidates += self._row_candidates(index, row)
+            candidates += self._row_candidates(index, row, score)
         if not candidates:
             raise all_banned(self.num_output_tokens)
         return sorted(candidates, key=lambda candidate: candidate[:3])
 
-    def _row_candidates(self, index: int, row: NDArray[np.float32]) -> list[_Candidate]:
+    def _row_candidates(self, index: int, row: NDArray[np.float32], raw: RowScore) -> list[_Candidate]:
         request, beam, width = self._request, self.beams[index], self._request.sampling.beam_width
-        self._logits[: self._vocab_size] = row
-        raw_normalizer = normalizer = self._scorer.normalizer(self._logits, row.max())
-        top = self._top(raw_normalizer) if request.logprobs_mode == "raw" else None
+        logits, score = self._logits[: self._vocab_size], raw
+        logits[:] = row
         if not beam.processor.neutral:
-            beam.processor.apply(row, beam.token_ids, None, out=self._logits[: self._vocab_size])
-            maximum = self._logits.max()
-            if maximum == -np.inf:
+            beam.processor.apply(row, beam.token_ids, None, out=logits)
+            (score,) = self._scorer.score([logits], request.top_logprobs or 0)
+            if score.maximum == -np.inf:
                 return []
-            normalizer = self._scorer.normalizer(self._logits, maximum)
-        if request.logprobs_mode == "processed":
-            top = self._top(normalizer)
         # Enough of each beam to fill all places even if each token that ends it is among them.
         count = max(2 * width, width + len(request.end_ids) + len(request.stop_words))
         bonus = request.sampling.beam_search_diversity_rate * index
         candidates = []
         for token_id in top_k_ids(self._logits, min(count, self._vocab_size)).tolist():
-            ranking = float(self._logits[token_id]) - normalizer
-            cum_ranking = beam.cum_ranking + ranking
-            log_prob = float(row[token_id]) - raw_normalizer
-            own = log_prob if request.logprobs_mode == "raw" else ranking
-            shown = None if top is None else top._replace(log_prob=own)
+            cum_ranking = beam.cum_ranking + float(logits[token_id]) - score.normalizer
+            log_prob = float(row[token_id]) - raw.normalizer
+            shown = None
+            if request.top_logprobs is not None:
+                of_mode = (row, raw) if request.logprobs_mode == "raw" else (logits, score)
+                shown = log_probs_at(*of_mode, token_id, request.top_logprobs)
             candidates.append(_Candidate(-(cum_ranking + bonus), index, token_id, cum_ranking, log_prob, shown))
         return candidates
-
-    def _top(self, normalizer: float) -> TokenLogProbs | None:
-        """The most probable tokens of the row at hand, if asked for; the chosen one is not known yet."""
-        n = self._request.top_logprobs
-        return None if n is None else log_probs_at(self._logits, normalizer, 0, min(n, self._vocab_size))
 
     def _ending(self, candidate: _Candidate, length: int) -> tuple[bool, int] | None:
         """Whether the candidate completes its beam: (its token is output, text_cut), or None."""

@@ -47,8 +47,8 @@ class PromptReader:
             self._logits.append(rows.copy())
         if self._request.top_prompt_logprobs is not None:
             followers = self._request.prompt_ids[self._num_read + 1 : self._num_read + 1 + len(rows)]
-            n = min(self._request.top_prompt_logprobs, sampler.vocab_size)
-            self._log_probs += sampler.score_prompt(rows[: len(followers)], followers, n)
+            top = self._request.top_prompt_logprobs
+            self._log_probs += sampler.score_prompt(rows[: len(followers)], followers, top)
         self._num_read += len(rows)
 
     def tell(self, event: RequestOutput) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from python_backend.engine.batch_scorer import BatchScorer
 from python_backend.engine.candidates import (
     Candidates,
     draw,
@@ -20,7 +21,7 @@ from python_backend.engine.candidates import (
     top_p_candidates,
     top_p_prefix,
 )
-from python_backend.engine.log_probs import RowScorer, log_probs_at
+from python_backend.engine.log_probs import forbidden_share, log_probs_at
 from python_backend.engine.logits_processor import LogitsProcessor
 from python_backend.engine.random_stream import RandomStream
 from python_backend.engine.sampling_errors import all_banned, not_finite
@@ -28,6 +29,7 @@ from python_backend.engine.sampling_errors import all_banned, not_finite
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from python_backend.engine.batch_scorer import RowScore
     from python_backend.engine.log_probs import TokenLogProbs
     from python_backend.engine.sequence import Sequence
     from python_backend.errors import RequestError
@@ -86,7 +88,7 @@ class Sampler:
         """`vocab_size` is the length of a row of logits."""
         self.vocab_size = vocab_size
         size = padded_size(vocab_size)
-        self._scorer = RowScorer(vocab_size, size)
+        self._scorer = BatchScorer(vocab_size)
         self._logits = np.full(size, -np.inf, dtype=np.float32)
         self._weights = np.zeros(size, dtype=np.float32)
 
@@ -114,11 +116,20 @@ class Sampler:
         states = [self._state(sequence) for sequence in sequences]
         if bitmasks is None and all(state.plain for state in states):
             return self._most_probable(logits)
+        scores = self._score_together(logits, sequences, states)
         results: list[int | RequestError] = []
         for row, (sequence, state) in enumerate(zip(sequences, states, strict=True)):
             bitmask = None if bitmasks is None or (bitmasks[row] == -1).all() else bitmasks[row]
-            results.append(self._sample_row(logits[row], sequence, state, bitmask))
+            results.append(self._sample_row(logits[row], sequence, state, bitmask, scores.get(row)))
         return results
+
+    def _score_together(
+        self, logits: NDArray[np.float32], sequences: list[Sequence], states: list[SamplerState]
+    ) -> dict[int, RowScore]:
+        """By row, where log-probabilities are asked for."""
+        wanted = [row for row, state in enumerate(states) if state.wants_log_probs]
+        n = max((sequences[row].request.top_logprobs or 0 for row in wanted), default=0)
+        return dict(zip(wanted, self._scorer.score([logits[row] for row in wanted], n), strict=True))
 
     def score(self, row: NDArray[np.float32], token_id: int, sequence: Sequence) -> RequestError | None:
         """Keep the log-probabilities of a token that was not chosen but forced; the error of unsound logits.
@@ -128,12 +139,12 @@ class Sampler:
             token_id: the token that stands there.
             sequence: that it belongs to.
         """
-        maximum = row.max()
-        if not np.isfinite(maximum):
+        (score,) = self._scorer.score([row], sequence.request.top_logprobs or 0)
+        if not np.isfinite(score.maximum):
             return not_finite()
         if self._state(sequence).wants_log_probs:
             bitmask = sequence.unscored_bitmasks.pop(0) if sequence.unscored_bitmasks else None
-            self._record(row, maximum, token_id, sequence, bitmask)
+            self._record(row, score, token_id, sequence, bitmask)
         return None
 
     def score_prompt(self, rows: NDArray[np.float32], token_ids: list[int], n: int) -> list[TokenLogProbs]:
@@ -142,13 +153,10 @@ class Sampler:
         Args:
             rows: logits of the places before them, float32 [tokens, vocab], rows contiguous.
             token_ids: the tokens that stand there.
-            n: up to the vocabulary's size.
+            n: how many.
         """
-        found = []
-        for row, token_id in zip(rows, token_ids, strict=True):
-            logits = self._scorer.padded(row)
-            found.append(log_probs_at(logits, self._scorer.normalizer(logits, row.max()), token_id, n))
-        return found
+        scores = self._scorer.score(list(rows), n)
+        return [log_probs_at(*of_token, n) for of_token in zip(rows, scores, token_ids, strict=True)]
 
     def _state(self, sequence: Sequence) -> SamplerState:
         if sequence.sampler_state is None:
@@ -165,18 +173,24 @@ class Sampler:
         return [int(t) if ok else not_finite() for t, ok in zip(token_ids, finite, strict=True)]
 
     def _sample_row(
-        self, row: NDArray[np.float32], sequence: Sequence, state: SamplerState, bitmask: NDArray[np.int32] | None
+        self,
+        row: NDArray[np.float32],
+        sequence: Sequence,
+        state: SamplerState,
+        bitmask: NDArray[np.int32] | None,
+        score: RowScore | None,
     ) -> int | RequestError:
-        best = int(row.argmax())  # NaN and +inf win, so this one value tells whether the row is sound
-        if not np.isfinite(row[best]):
+        # NaN and +inf win, so this one value tells whether the row is sound.
+        best = int(row.argmax()) if score is None else score.token_ids[0]
+        if not np.isfinite(row[best] if score is None else score.maximum):
             return not_finite()
         chosen = self._choose(row, best, sequence, state, bitmask)
         if sequence.budget is not None and isinstance(chosen, int):
             settled = sequence.budget.settle(chosen)
             sequence.cut_short |= settled != chosen
             chosen = settled
-        if isinstance(chosen, int) and state.wants_log_probs:
-            self._record(row, row[best], chosen, sequence, bitmask)
+        if score is not None and isinstance(chosen, int):
+            self._record(row, score, chosen, sequence, bitmask)
         return chosen
 
     def _choose(
@@ -215,27 +229,25 @@ class Sampler:
     def _record(
         self,
         row: NDArray[np.float32],
-        maximum: np.float32,
+        score: RowScore,
         token_id: int,
         sequence: Sequence,
         bitmask: NDArray[np.int32] | None,
     ) -> None:
         """Keep the log-probabilities of the next token, or of the first one that is unscored."""
-        request, scorer = sequence.request, self._scorer
-        raw = scorer.padded(row)
-        normalizer = scorer.normalizer(raw, maximum)
-        log_prob = float(row[token_id]) - normalizer
+        request = sequence.request
+        log_prob = float(row[token_id]) - score.normalizer
         sequence.cum_log_prob += log_prob
         if token_id in request.end_ids:
             return
         sequence.log_probs.append(log_prob)
         if request.top_logprobs is None:
             return
-        masked = None if sequence.mask is None else scorer.forbidden_share(bitmask)
+        masked = None if sequence.mask is None else forbidden_share(row, score.normalizer, bitmask)
         processor: LogitsProcessor = self._state(sequence).processor
         if request.logprobs_mode == "processed" and not (processor.neutral and bitmask is None):
             before = sequence.token_ids[: len(sequence.token_ids) - sequence.num_unscored_tokens]
             processor.apply(row, before, bitmask, out=self._logits[: self.vocab_size])
-            raw, normalizer = self._logits, scorer.normalizer(self._logits, self._logits.max())
-        n = min(request.top_logprobs, self.vocab_size)
-        sequence.top_log_probs.append(log_probs_at(raw, normalizer, token_id, n, masked))
+            row = self._logits[: self.vocab_size]
+            (score,) = self._scorer.score([row], request.top_logprobs)
+        sequence.top_log_probs.append(log_probs_at(row, score, token_id, request.top_logprobs, masked))

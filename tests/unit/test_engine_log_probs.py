@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from python_backend.engine.candidates import padded_size
-from python_backend.engine.log_probs import RowScorer, log_probs_at
+from python_backend.engine.batch_scorer import BatchScorer
+from python_backend.engine.log_probs import forbidden_share, log_probs_at
 from python_backend.engine.prompt_reader import MAX_ROWS
 from tests.unit.engine_driver import Answer, Driver, make_request, running_engine
 from tests.unit.sampling_helpers import make_sequence, processed
@@ -39,29 +39,60 @@ def ask(driver: Driver, prompt: list[int] = PROMPT, masks: object = None, **opti
 
 @settings(max_examples=60, deadline=None)
 @given(
-    vocab=st.sampled_from([5, 511, 512, 1000, 8192]),
-    n=st.sampled_from([0, 1, 5, 20]),
+    vocab=st.sampled_from([1, 5, 511, 1000, 8191, 8192, 9000, 12_288]),
+    n=st.sampled_from([0, 1, 5, 20, 200]),
     scale=st.sampled_from([0.0, 1e-3, 3.0, 80.0]),
-    share=st.floats(0, 1),
+    ties=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_a_row_is_scored_as_defined(vocab: int, n: int, scale: float, share: float, seed: int) -> None:
+def test_rows_are_scored_together_as_defined(vocab: int, n: int, scale: float, ties: bool, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    row = (rng.standard_normal(vocab) * scale).astype(np.float32)
-    scorer = RowScorer(vocab, padded_size(vocab))
-    logits = scorer.padded(row)
-    normalizer = scorer.normalizer(logits, row.max())
+    logits = (rng.standard_normal((rng.integers(1, 5), vocab)) * scale).astype(np.float32)
+    if ties:
+        logits = np.round(logits)
+    for row, score in zip(logits, BatchScorer(vocab).score(list(logits), n), strict=True):
+        found = log_probs_at(row, score, int(rng.integers(vocab)), n)
+        expected = soft(row)
+        assert score.maximum == row.max()
+        assert score.token_ids[0] == row.argmax()
+        assert found.token_ids == np.argsort(-row, kind="stable")[: min(n, vocab)].tolist()
+        assert found.log_probs == pytest.approx(expected[found.token_ids].tolist(), abs=2e-5)
+        assert found.log_probs == sorted(found.log_probs, reverse=True)
+        assert np.exp(found.log_probs).sum() <= 1 + 1e-4
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_row_that_is_not_sound_says_so_and_harms_no_other(bad: float) -> None:
+    logits = np.random.default_rng(0).standard_normal((3, 9000)).astype(np.float32)
+    logits[1, 4321] = bad
+    first, second, third = BatchScorer(9000).score(list(logits), 5)
+    assert not np.isfinite(second.maximum)
+    for row, score in ((logits[0], first), (logits[2], third)):
+        assert score.token_ids == np.argsort(-row)[:5].tolist()
+        assert score.log_probs == pytest.approx(soft(row)[score.token_ids].tolist(), abs=1e-5)
+
+
+def test_what_a_mask_left_nothing_of_is_not_among_the_most_probable() -> None:
+    row = np.full(9000, -np.inf, np.float32)
+    row[[5, 70]] = [1.0, 2.0]
+    (score,) = BatchScorer(9000).score([row], 5)
+    assert score.token_ids == [70, 5]
+    assert np.exp(score.log_probs).sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 0.9, 0.999, 1.0])
+def test_the_forbidden_share_is_the_probability_of_what_a_mask_forbids(share: float) -> None:
+    vocab = 9001
+    rng = np.random.default_rng(1)
+    row = (rng.standard_normal(vocab) * 3).astype(np.float32)
     allowed = rng.random(vocab) < share
     bits = np.zeros(-(-vocab // 32) * 32, np.uint8)
     bits[:vocab] = allowed
-    masked = scorer.forbidden_share(np.packbits(bits, bitorder="little").view(np.int32))
-    found = log_probs_at(logits, normalizer, int(rng.integers(vocab)), min(n, vocab), masked)
-    expected = soft(row)
-    assert found.token_ids == np.argsort(-row, kind="stable")[: min(n, vocab)].tolist()
-    assert found.log_probs == pytest.approx(expected[found.token_ids].tolist(), abs=1e-5)
-    assert found.log_probs == sorted(found.log_probs, reverse=True)
-    assert np.exp(found.log_probs).sum() <= 1 + 1e-5
-    assert found.masked == pytest.approx(float(np.exp(expected[~allowed]).sum()), abs=1e-5)
+    (score,) = BatchScorer(vocab).score([row], 1)
+    bitmask = np.packbits(bits, bitorder="little").view(np.int32)
+    expected = float(np.exp(soft(row)[~allowed]).sum())
+    assert forbidden_share(row, score.normalizer, bitmask) == pytest.approx(expected, abs=1e-6, rel=1e-4)
+    assert forbidden_share(row, score.normalizer, None) == 0
 
 
 def test_processed_values_are_of_the_distribution_that_is_drawn_from() -> None:
