@@ -50,45 +50,40 @@ class BatchScorer:
             return self._score(rows, min(n, self._vocab_size)) if n > 1 else [self._best(row) for row in rows]
 
     def _score(self, rows: Sequence[NDArray[np.float32]], n: int) -> list[RowScore]:
-        maxima, sums = self._passes(rows)
+        maxima, normalizers = self._passes(rows)
         coarse = maxima.reshape(len(rows), -1, _COARSE).max(axis=1) if self._width == _WIDE else maxima
         maximum = coarse.max(axis=1)
-        shift = np.where(np.abs(maximum) < _SAFE, 0.0, maximum.astype(np.float64))
-        normalizers = shift + np.log(sums)
         found = None
         if 2 * n <= coarse.shape[1] and np.isfinite(maximum).all():
             found = self._top(rows, maxima, np.partition(coarse, -n, axis=1)[:, -n], n)
         if found is None:
-            alone = zip(rows, maximum.tolist(), normalizers.tolist(), strict=True)
+            alone = zip(rows, maximum.tolist(), normalizers, strict=True)
             return [self._alone(row, highest, normalizer, n) for row, highest, normalizer in alone]
         token_ids, logits = found
-        log_probs = logits.astype(np.float64) - normalizers[:, None]
-        columns = (maximum.tolist(), normalizers.tolist(), token_ids.tolist(), log_probs.tolist())
+        log_probs = logits.astype(np.float64) - np.array(normalizers)[:, None]
+        columns = (maximum.tolist(), normalizers, token_ids.tolist(), log_probs.tolist())
         return [RowScore(*of_row) for of_row in zip(*columns, strict=True)]
 
     def _best(self, row: NDArray[np.float32]) -> RowScore:
         best = int(row.argmax())
-        maximum = float(row[best])
-        shift, total = self._exponentiate(row, row[best])
-        normalizer = shift + math.log(total.sum(dtype=np.float64)) if math.isfinite(maximum) else maximum
+        maximum, normalizer = float(row[best]), self._normalizer(row, row[best])
         return RowScore(maximum, normalizer, [best], [maximum - normalizer])
 
-    def _passes(self, rows: Sequence[NDArray[np.float32]]) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-        """Maxima of the columns of each folded row [n, width], and the sums of exp(logits - shift) [n]."""
+    def _passes(self, rows: Sequence[NDArray[np.float32]]) -> tuple[NDArray[np.float32], list[float]]:
+        """Maxima of the columns of each folded row [n, width], and the normalizers."""
         size, width = self._vocab_size, self._width
         whole = size // width * width
         maxima = np.empty((len(rows), width), np.float32)
-        sums = np.empty((len(rows), _NARROW), np.float32)
-        for index, (row, row_maxima) in enumerate(zip(rows, maxima, strict=True)):
+        normalizers = []
+        for row, row_maxima in zip(rows, maxima, strict=True):
             np.maximum.reduce(row[:whole].reshape(-1, width), axis=0, out=row_maxima)
             if whole < size:
                 rest = row_maxima[: size - whole]
                 np.maximum(rest, row[whole:], out=rest)
-            _, sums[index] = self._exponentiate(row, row_maxima.max())
-        return maxima, sums.sum(axis=1, dtype=np.float64)
+            normalizers.append(self._normalizer(row, row_maxima.max()))
+        return maxima, normalizers
 
-    def _exponentiate(self, row: NDArray[np.float32], maximum: np.float32) -> tuple[float, NDArray[np.float32]]:
-        """A shift and parts of the sum of exp(row - shift)."""
+    def _normalizer(self, row: NDArray[np.float32], maximum: np.float32) -> float:
         weights, shift = self._weights[: self._vocab_size], 0.0
         if abs(maximum) < _SAFE:
             np.exp(row, out=weights)
@@ -96,7 +91,8 @@ class BatchScorer:
             shift = float(maximum)
             np.subtract(row, maximum, out=weights)
             np.exp(weights, out=weights)
-        return shift, np.add.reduce(self._weights.reshape(-1, _NARROW), axis=0)
+        parts = np.add.reduce(self._weights.reshape(-1, _NARROW), axis=0)
+        return shift + math.log(parts.sum(dtype=np.float64))
 
     def _top(
         self, rows: Sequence[NDArray[np.float32]], maxima: NDArray[np.float32], bounds: NDArray[np.float32], n: int
