@@ -13,6 +13,11 @@ HOST ?=
 QUICK ?=
 EXTRA ?=
 
+# Each is an option of `python -m loadtests`, which explains them with --help.
+LOADTEST_OPTIONS = $(if $(filter-out file,$(origin SPEC)),--spec $(SPEC)) $(if $(QUICK),--quick) $(if $(UI),--ui) \
+	$(foreach name,WORKLOAD USERS LADDER RATES FIND TRANSPORT TRACE SPEED WORKERS COMPARE SEED,\
+	$(if $($(name)),--$(shell echo $(name) | tr A-Z a-z) $($(name))))
+
 BOOTSTRAP := @$(PYTHON) scripts/bootstrap.py
 VENV := .venv/bin/python
 
@@ -46,9 +51,9 @@ build-engines: setup  ## spec -> checkpoint -> engine -> model repository [SPEC=
 plan: setup  ## memory, KV cache, batch and card arithmetic of a spec [SPEC= FORMAT=json]
 	@exec $(VENV) -m build_engines plan --spec $(SPEC) $(if $(FORMAT),--format $(FORMAT))
 
-loadtest:  ## headless load test with HTML and JSON report; fails when the SLO is missed [SLO=chat HOST=]
+loadtest:  ## how many users hold within the SLO, with a report [SLO=chat HOST= WORKLOAD= USERS= FIND=max COMPARE= UI=1]
 	$(BOOTSTRAP) loadtest
-	@exec $(VENV) -m loadtests --slo $(SLO) $(if $(HOST),--host $(HOST))
+	@exec $(VENV) -m loadtests --slo $(SLO) $(if $(HOST),--host $(HOST)) $(LOADTEST_OPTIONS)
 
 bench:  ## engine and server against peers, into benchmarks/latest.json [QUICK=1]
 	$(BOOTSTRAP) bench

@@ -217,7 +217,7 @@ def _handler(server: FakeServer) -> type[BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             _, _, _, model, verb = self.path.split("/")
-            steps = server.take(Seen("http", model, body.pop("id"), body, [], {}))
+            steps = server.take(Seen("http", model, body.pop("id", ""), body, [], {}))
             if verb == "generate":
                 self._single(body, steps)
             else:

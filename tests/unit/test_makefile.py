@@ -33,6 +33,8 @@ def test_help_lists_every_command() -> None:
         (["build-engines", "SPEC=a.yaml", "TARGET=cpu", "DRY_RUN=1"], "build --spec a.yaml --target cpu --dry-run"),
         (["plan", "SPEC=a.yaml", "FORMAT=json"], "build_engines plan --spec a.yaml --format json"),
         (["loadtest", "SLO=chat", "HOST=h:1"], "loadtests --slo chat --host h:1"),
+        (["loadtest", "FIND=max", "USERS=8", "WORKLOAD=rag"], "--slo chat --workload rag --users 8 --find max"),
+        (["loadtest", "SPEC=a.yaml", "QUICK=1", "UI=1"], "--spec a.yaml --quick --ui"),
         (["bench", "QUICK=1"], "loadtests.bench --quick"),
         (["setup", "PYTHON=python3.12"], "python3.12 scripts/bootstrap.py serve"),
         (["test", "TESTS=tests/unit"], "pytest -q tests/unit"),

@@ -1,0 +1,1 @@
+"""The report of a load test, made of report.json and nothing else."""

@@ -1,0 +1,219 @@
+"""A whole test: the server, the users, the stages one after the other, and what came of it.
+
+Knows nothing of terminals and files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from tritonclient.utils import InferenceServerException
+
+from clients.adapter_list import adapters
+from loadtests import clock, search, stages, swarm
+from loadtests.arrivals import Arrivals, Bursts, Poisson, Recorded
+from loadtests.bench import machine
+from loadtests.errors import UsageFault
+from loadtests.job import Job
+from loadtests.options import Options
+from loadtests.outcome import Outcome
+from loadtests.results import StageResult, of_stage
+from loadtests.scrape import Scraper
+from loadtests.server import ROOT, Server, demo_server
+from loadtests.stages import Stage
+from loadtests.swarm import Swarm
+from loadtests.verdict import Verdict, of_ladder
+from loadtests.workloads import WORKLOADS, Replay
+from loadtests.workloads.burst import BURST_SIZE
+
+LORA_SPEC = ROOT / "build_engines" / "specs" / "smollm2-135m-lora.yaml"
+_PROBE = stages.Timing(warmup_s=4.0, window_s=12.0, min_requests=4, max_window_s=24.0, grace_s=30.0)
+_OTHER_ARRIVALS = 1000
+
+
+class Watcher(Protocol):
+    """Who is told how the test is going."""
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        ...
+
+    def progress(self, stage: Stage, part: str, share: float) -> None:
+        """Where the test is."""
+        ...
+
+    def result(self, result: StageResult) -> None:
+        """A stage is over."""
+        ...
+
+
+class Test:
+    """A test on a server that is there, with users that are there.
+
+    Args:
+        watcher: told how it is going.
+    """
+
+    __test__ = False  # for pytest
+
+    def __init__(self, options: Options, swarm: Swarm, job: Job, scraper: Scraper, watcher: Watcher) -> None:
+        self._options, self._swarm, self._job = options, swarm, job
+        self._scraper, self._watcher = scraper, watcher
+        self.results: list[StageResult] = []
+        self.found: search.Found | None = None
+
+    def run(self) -> Verdict:
+        """All stages, and the answer."""
+        options = self._options
+        if options.find:
+            return self._find()
+        if options.workload == Replay.name:
+            self._replay()
+        elif options.rates:
+            for rate in options.rates:
+                self._open_stage(rate, self._arrivals(rate), options.timing)
+        else:
+            for users in options.ladder:
+                self._keep(stages.closed(self._swarm, users, options.timing, self._watcher.progress))
+        return of_ladder(self.results, options.required, options.slo)
+
+    def _find(self) -> Verdict:
+        options = self._options
+        self._watcher.say("a first look, to know where to begin")
+        probe = stages.closed(self._swarm, options.slo.users, _PROBE, self._watcher.progress)
+        self._swarm.abandon()
+        self._swarm.settle(clock.now(), _PROBE.grace_s)
+        begun = max(0.1, self._judge(probe).rates["requests_per_s"])
+        longer = replace(options.timing, window_s=1.5 * options.timing.window_s)
+
+        def trial(rate: float) -> float:
+            return self._open_stage(rate, self._arrivals(rate), options.timing).worst.use
+
+        def confirm(rate: float) -> float:
+            return self._open_stage(rate, self._arrivals(rate, _OTHER_ARRIVALS), longer).worst.use
+
+        self.found = search.find_max(trial, confirm, begun)
+        verdict = of_ladder(self.results, None, options.slo)
+        missed = [result for result in self.results if result.stage.load == self.found.misses and not result.met]
+        return replace(
+            verdict,
+            passed=self.found.holds is not None,
+            holds=self.found.holds,
+            misses=self.found.misses,
+            estimate=None,
+            first=missed[-1].worst if missed else verdict.first,
+        )
+
+    def _replay(self) -> None:
+        rows = self._job.make_workload()
+        assert isinstance(rows, Replay)
+        arrivals = Recorded(tuple(row.at_s for row in rows.rows), self._options.speed)
+        length_s = arrivals.at_s[-1] / arrivals.speed
+        rate = len(arrivals.at_s) / max(length_s, 1.0)
+        # The trace has its own beginning: all of it counts.
+        whole = stages.Timing(0.0, length_s + 0.01, 0, length_s + 0.01, self._options.timing.grace_s)
+        self._open_stage(rate, arrivals, whole)
+
+    def _arrivals(self, rate: float, other: int = 0) -> Arrivals:
+        seed = self._options.seed + other
+        return Bursts(rate, BURST_SIZE, seed) if self._options.workload == "burst" else Poisson(rate, seed)
+
+    def _open_stage(self, rate: float, arrivals: Arrivals, timing: stages.Timing) -> StageResult:
+        return self._keep(stages.opened(self._swarm, rate, arrivals, timing, self._watcher.progress))
+
+    def _keep(self, stage: Stage) -> StageResult:
+        result = self._judge(stage)
+        self.results.append(result)
+        self._watcher.result(result)
+        return result
+
+    def _judge(self, stage: Stage) -> StageResult:
+        return of_stage(stage, self._swarm.ledger, self._scraper.samples, self._options.slo)
+
+
+def perform(options: Options, watcher: Watcher, command: Sequence[str]) -> Outcome:
+    """Run a test from beginning to end.
+
+    Raises:
+        LoadTestError: it cannot be run.
+    """
+    with server_for(options, watcher.say) as server, swarm_for(options) as users:
+        job = job_for(options, server)
+        users.configure(job)
+        scraper = Scraper(server.metrics_url)
+        scraper.start()
+        begun_at = clock.now()
+        test = Test(options, users, job, scraper, watcher)
+        try:
+            verdict = test.run()
+        finally:
+            users.stop()
+            scraper.stop()
+        return Outcome(
+            options=options,
+            server=server,
+            about=WORKLOADS[options.workload].about,
+            begun_at=begun_at,
+            results=sorted(test.results, key=lambda result: result.stage.load) if options.find else test.results,
+            verdict=verdict,
+            records=users.ledger.records,
+            samples=scraper.samples,
+            machine=machine.describe(ROOT),
+            salt=job.salt,
+            search=test.found,
+            command=command,
+        )
+
+
+@contextlib.contextmanager
+def server_for(options: Options, say: Callable[[str], None]) -> Iterator[Server]:
+    """The server that was named, or one of our own for as long as the test takes."""
+    if options.host is not None:
+        server = Server.at(options.host, options.grpc_url, options.metrics_url)
+        server.check()
+        yield server
+        return
+    with demo_server(_spec(options), say) as server:
+        yield server
+
+
+def swarm_for(options: Options) -> contextlib.AbstractContextManager[Swarm]:
+    """Users here, in processes started here, or in processes that connect to us."""
+    if options.bind is not None:
+        host, _, port = options.bind.rpartition(":")
+        if not port.isdigit():
+            raise UsageFault(f"--bind {options.bind} is no address; give HOST:PORT.")
+        return swarm.led(host or "127.0.0.1", int(port), options.workers, spawn=False)
+    if options.workers > 1:
+        return swarm.led("127.0.0.1", swarm.free_port(), options.workers, spawn=True)
+    return swarm.local()
+
+
+def job_for(options: Options, server: Server) -> Job:
+    """What every process has to know."""
+    names: tuple[str, ...] = ()
+    if options.workload == "adapters":
+        with contextlib.suppress(InferenceServerException):  # none; the workload says what to do
+            names = tuple(entry["name"] for entry in adapters(server.grpc_url))
+    return Job(
+        http_url=server.http_url,
+        grpc_url=server.grpc_url,
+        workload=options.workload,
+        transport=options.transport,
+        seed=options.seed,
+        salt=secrets.token_hex(4) if options.salt is None else options.salt,
+        adapters=names,
+        trace=str(options.trace) if options.trace else None,
+        trace_scale=options.trace_scale,
+        timeout_s=options.timeout_s,
+        think_s=options.think_s,
+    )
+
+
+def _spec(options: Options) -> Path | None:
+    return LORA_SPEC if options.spec is None and options.workload == "adapters" else options.spec

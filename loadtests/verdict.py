@@ -1,0 +1,135 @@
+"""The answer: how much load holds within the SLO, what gives first, and why.
+
+Knows nothing of how it is shown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from loadtests.results import StageResult
+from loadtests.slo import Check, Slo
+
+FEW_REQUESTS = 20  # with fewer, a p95 is hardly more than the slowest of them
+_LAG_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a test found.
+
+    `holds` is the highest load up to which every stage met the SLO; `misses` the first one that did not; `estimate`
+    the load between them at which the first limit is reached, as far as a straight line can say.
+    """
+
+    passed: bool
+    required: float | None  # the load that had to hold; None: the question was only how much does
+    holds: float | None
+    misses: float | None
+    estimate: float | None
+    first: Check | None  # the limit that gives first, as measured at `misses`
+    missed: tuple[Check, ...]  # limits missed at the required load
+    reasons: tuple[str, ...]
+    cautions: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "passed": self.passed,
+            "required": self.required,
+            "holds": self.holds,
+            "misses": self.misses,
+            "estimate": self.estimate,
+            "first": self.first.as_dict() if self.first else None,
+            "missed": [check.as_dict() for check in self.missed],
+            "reasons": list(self.reasons),
+            "cautions": list(self.cautions),
+        }
+
+
+def of_ladder(results: Sequence[StageResult], required: float | None, slo: Slo) -> Verdict:
+    """From stages of growing load; passed when the required one met the SLO, or without one when any did."""
+    ordered = sorted(results, key=lambda result: result.stage.load)
+    holds = misses = None
+    for result in ordered:
+        if not result.met:
+            misses = result
+            break
+        holds = result
+    needed = next((result for result in ordered if result.stage.load == required), None)
+    missed = tuple(check for check in needed.checks if not check.met) if needed else ()
+    return Verdict(
+        passed=not missed if needed else holds is not None,
+        required=required,
+        holds=holds.stage.load if holds else None,
+        misses=misses.stage.load if misses else None,
+        estimate=_crossing(holds, misses) if holds and misses else None,
+        first=misses.worst if misses else None,
+        missed=missed,
+        reasons=tuple(reasons(misses)) if misses else (),
+        cautions=tuple(cautions(ordered, slo)),
+    )
+
+
+def reasons(result: StageResult) -> list[str]:
+    """What the server's own figures say about a stage that missed the SLO."""
+    server, found = result.server, []
+    running, most = server.get("running_mean"), server.get("max_running")
+    waiting = server.get("waiting_mean", 0.0)
+    if running is not None and most and running > 0.9 * most and waiting >= 1:
+        found.append(f"The batch is full: {running:.0f} of {most:.0f} sequences run and {waiting:.0f} requests wait.")
+    elif running is not None and most:
+        found.append(
+            f"The batch is not full: {running:.1f} of {most:.0f} sequences run on average, {waiting:.1f} wait."
+        )
+    kv_max = server.get("kv_max")
+    if kv_max and (server["kv_used_max"] > 0.95 * kv_max or server.get("preemptions", 0) > 0):
+        found.append(
+            f"KV blocks run out: up to {server['kv_used_max']:.0f} of {kv_max:.0f} in use, "
+            f"{server.get('preemptions', 0):.0f} preemptions."
+        )
+    elif kv_max:
+        found.append(f"KV blocks are not the limit: at most {100 * server['kv_used_max'] / kv_max:.0f} % in use.")
+    if server.get("steps_per_s") and running:
+        step_s = 1 / server["steps_per_s"]
+        found.append(f"A step takes {1000 * step_s:.0f} ms with {running:.1f} sequences in it: no token comes faster.")
+    if server.get("queue_mean_s", 0.0) > 0.05:
+        found.append(f"Requests wait {1000 * server['queue_mean_s']:.0f} ms on average for their first step.")
+    if server.get("refused"):
+        found.append(f"The server refused {server['refused']:.0f} requests.")
+    return found
+
+
+def cautions(results: Sequence[StageResult], slo: Slo) -> list[str]:
+    """Why the figures may mean less than they seem to."""
+    found = []
+    few = [result.stage.label for result in results if len(result.records) < FEW_REQUESTS]
+    if few:
+        found.append(f"Fewer than {FEW_REQUESTS} requests at {', '.join(few)}: the percentiles there are coarse.")
+    late = max((result.tool.get("lag_s", 0.0) for result in results), default=0.0)
+    if late > _LAG_S:
+        found.append(
+            f"This tool itself was held up for up to {1000 * late:.0f} ms, which is part of the latencies: give it "
+            "processor cores of its own, or WORKERS=2."
+        )
+    unequal = [result for result in results if result.lengths.get("as_asked", 1.0) < 0.95]
+    if unequal and slo.workload != "extraction":
+        share = min(result.lengths["as_asked"] for result in unequal)
+        found.append(f"Only {100 * share:.0f} % of the answers had the length asked for: throughput is not comparable.")
+    if any(not result.server for result in results):
+        found.append("The server exports no metrics that are known here: nothing can be said about why.")
+    return found
+
+
+def _crossing(below: StageResult, above: StageResult) -> float | None:
+    """Where the worst check reaches its limit, on a straight line over the logarithm of the load."""
+    check = above.worst
+    before = next((c for c in below.checks if (c.metric, c.statistic) == (check.metric, check.statistic)), None)
+    if before is None or math.isinf(check.use) or check.use <= before.use or before.use > 1:
+        return None
+    share = (1 - before.use) / (check.use - before.use)
+    low, high = below.stage.load, above.stage.load
+    return low * math.pow(high / low, share)

@@ -1,0 +1,213 @@
+"""`python -m loadtests` as a process, on a fake server whose pace is known: exit codes, figures, workers, web page.
+
+A process, since locust patches the standard library of the one it runs in.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtests import options, traces
+from loadtests.errors import UsageFault
+from tests.unit.paced_server import PacedServer
+
+ROOT = Path(__file__).parents[2]
+SHORT = ["--warmup-s", "0.5", "--window-s", "1.5"]
+
+
+def command(server: PacedServer | None, out: Path, *options: str) -> list[str]:
+    where = [] if server is None else ["--host", server.http_url, "--grpc-url", server.grpc_url]
+    return [sys.executable, "-m", "loadtests", *where, "--out", str(out), *options]
+
+
+def run(server: PacedServer | None, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(server, out, *options), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def report(out: Path) -> dict[str, Any]:
+    (found,) = out.glob("*/report.json")
+    return dict(json.loads(found.read_text()))
+
+
+def requests(out: Path) -> list[dict[str, str]]:
+    (found,) = out.glob("*/requests.csv")
+    with found.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_figures_are_those_of_the_server(tmp_path: Path) -> None:
+    with PacedServer(ttft_s=0.1, tpot_s=0.01) as server:
+        done = run(server, tmp_path, *SHORT, "--ladder", "1,4", "--users", "4", "--transport", "http-stream")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "It holds 4 users within the SLO chat, the highest load tried." in done.stdout
+    assert "about 1 min" in done.stderr, "how long it takes is said first"
+    stage = report(tmp_path)["stages"][1]
+    assert 0.1 <= stage["metrics"]["ttft"]["p50"] < 0.2
+    assert 0.01 <= stage["metrics"]["tpot"]["p50"] < 0.02
+    assert stage["lengths"]["as_asked"] == 1
+    rate = stage["rates"]["output_tokens_per_s"]
+    latency = stage["metrics"]["latency"]["mean"]
+    assert rate == pytest.approx(4 * stage["metrics"]["output_tokens"]["mean"] / latency, rel=0.35), "Little's law"
+    (directory,) = tmp_path.iterdir()
+    assert {path.name for path in directory.iterdir()} == {
+        "report.html",
+        "report.json",
+        "requests.csv",
+        "stages.csv",
+        "trace.jsonl",
+    }
+    assert len(traces.load(directory / "trace.jsonl")) == sum(row["error"] == "" for row in requests(tmp_path))
+
+
+def test_a_miss_is_exit_code_1_and_says_what_and_by_how_much(tmp_path: Path) -> None:
+    """Every fifth request ends with an error after three tokens: a failure, whatever came before."""
+    with PacedServer(ttft_s=0.02, tpot_s=0.1, failing=5) as server:
+        done = run(server, tmp_path, "--warmup-s", "1", "--window-s", "4", "--ladder", "4", "--workload", "code")
+    assert done.returncode == 1
+    assert re.search(r"Required: 4 users\. Missed: TPOT p95 1\d\d ms, 1\d\d % over 50\.0 ms\.", done.stdout), (
+        done.stdout
+    )
+    assert re.search(r"Required: 4 users\. Missed: errors [\d.]+ %, \d+ % over 0\.1 %\.", done.stdout), done.stdout
+    stage = report(tmp_path)["stages"][0]
+    assert stage["rates"]["error_rate"] == pytest.approx(0.2, abs=0.12)
+    assert stage["errors"].keys() == {"ServerFailure"}
+    assert stage["messages"]["ServerFailure"] == ["the engine fell over"]
+
+
+def test_whole_answers_are_judged_by_their_latency(tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text("name: own\nlimits_s: {latency: {p95: 2.0}}\n")
+    with PacedServer() as server:
+        chosen = [*SHORT, "--ladder", "2", "--users", "2", "--transport", "http-generate", "--slo", str(own)]
+        done = run(server, tmp_path / "out", *chosen)
+    assert done.returncode == 0, done.stdout + done.stderr
+    stage = report(tmp_path / "out")["stages"][0]
+    assert stage["metrics"]["ttft"] == {"count": 0}
+    assert stage["rates"]["output_tokens_per_s"] > 0
+
+
+def test_a_frozen_server_is_not_hidden_in_open_loop(tmp_path: Path) -> None:
+    """10 requests a second, nothing answered for 2 s: those that should have started then waited, and it shows."""
+    with PacedServer() as server:
+        process = subprocess.Popen(
+            command(server, tmp_path, "--rates", "10", "--warmup-s", "1", "--window-s", "5", "--workload", "code"),
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        while len(server.seen) < 20:
+            time.sleep(0.05)
+        threading.Thread(target=server.freeze, args=(2.0,)).start()
+        process.communicate(timeout=60)
+    stage = report(tmp_path)["stages"][0]
+    assert stage["metrics"]["ttft"]["p99"] > 1.5
+    assert stage["metrics"]["lag"]["count"] == pytest.approx(50, abs=16), "arrivals went on"
+    assert stage["metrics"]["ttft"]["p50"] < 1.0
+
+
+def test_workers_split_the_requests_and_the_figures_are_merged(tmp_path: Path) -> None:
+    with PacedServer(ttft_s=0.05, tpot_s=0.005) as server:
+        done = run(server, tmp_path, *SHORT, "--ladder", "6", "--users", "6", "--workers", "2")
+        asked = len([seen for seen in server.seen if seen.model == "ensemble"])
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = requests(tmp_path)
+    indices = [int(row["index"]) for row in rows]
+    assert len(indices) == len(set(indices)) == asked, "every request once, none lost"
+    assert {index % 2 for index in indices} == {0, 1}
+    stage = report(tmp_path)["stages"][0]
+    counted = [row for row in rows if row["counted"] == "1" and not row["error"]]
+    assert stage["metrics"]["ttft"]["count"] == len(counted)
+    latency = stage["metrics"]["latency"]["mean"]
+    expected = 6 * stage["metrics"]["output_tokens"]["mean"] / latency
+    assert stage["rates"]["output_tokens_per_s"] == pytest.approx(expected, rel=0.35)
+
+
+def test_workers_share_the_arrivals_of_a_recorded_trace(tmp_path: Path) -> None:
+    trace = tmp_path / "t.csv"
+    lines = [f"2023-11-16 18:15:{second:02d}.5000000,{20 + second},5" for second in range(4) for _ in range(3)]
+    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]) + "\n")
+    with PacedServer() as server:
+        chosen = ["--workload", "replay", "--trace", str(trace), "--speed", "2", "--workers", "2"]
+        done = run(server, tmp_path / "out", *chosen)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = sorted(requests(tmp_path / "out"), key=lambda row: int(row["index"]))
+    first = float(rows[0]["intended_at"])
+    assert [round(float(row["intended_at"]) - first, 2) for row in rows] == [n / 2 for n in range(4) for _ in range(3)]
+    assert report(tmp_path / "out")["stages"][0]["metrics"]["output_tokens"]["max"] == 5
+
+
+def test_locusts_page_runs_the_users_and_shows_our_report(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with PacedServer() as server:
+        process = subprocess.Popen(
+            command(server, tmp_path, "--ui", str(port)), cwd=ROOT, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            assert process.stderr is not None
+            while "locust's page" not in (line := process.stderr.readline()):
+                assert line, "ended before the page was there"
+            base = f"http://127.0.0.1:{port}"
+            start = urllib.request.Request(f"{base}/swarm", data=b"user_count=3&spawn_rate=3")
+            assert json.loads(urllib.request.urlopen(start, timeout=10).read())["success"]
+            deadline = time.monotonic() + 20
+            while (stats := _stats(base))["user_count"] < 3 or stats["total_rps"] == 0:
+                assert time.monotonic() < deadline, stats
+                time.sleep(0.2)
+            assert stats["stats"][0]["name"] == "chat"
+            page = urllib.request.urlopen(f"{base}/report", timeout=10).read().decode()
+            assert "It holds 3 users within the SLO chat" in page
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=30)
+    assert report(tmp_path)["stages"][0]["metrics"]["ttft"]["count"] > 5
+
+
+def _stats(base: str) -> dict[str, Any]:
+    return dict(json.loads(urllib.request.urlopen(f"{base}/stats/requests", timeout=10).read()))
+
+
+def test_without_a_server_it_says_so(tmp_path: Path) -> None:
+    done = run(None, tmp_path, "--host", "127.0.0.1:1")
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[-1].startswith("error: No server answers at http://127.0.0.1:1")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (["--slo", "none"], "There is no SLO 'none'"),
+        (["--workload", "gossip"], "There is no workload 'gossip'; there are chat"),
+        (["--transport", "http-generate"], "http-generate returns whole answers"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_said(given: Sequence[str], text: str) -> None:
+    with pytest.raises(UsageFault, match=text) as found:
+        options.parse(given)
+    assert found.value.exit_code == 2
+
+
+def test_the_load_that_has_to_hold_is_always_tried() -> None:
+    assert options.parse(["--users", "6"]).ladder == (1, 2, 4, 6, 8, 16, 32)
+    assert options.parse(["--ladder", "1,8"]).ladder == (1, 4, 8), "the SLO says 4"
+    assert options.parse(["--rates", "1,2"]).required is None
+    assert options.parse(["--workload", "burst"]).rates == (0.5, 1.0, 2.0)

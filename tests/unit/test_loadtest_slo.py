@@ -1,0 +1,177 @@
+"""SLO files, what a check says, and the answer that is made of the stages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from loadtests import slo, verdict
+from loadtests.errors import UsageFault
+from loadtests.ledger import Ledger
+from loadtests.records import Record
+from loadtests.report.words import answer, missed
+from loadtests.results import StageResult, of_stage
+from loadtests.scrape import Sample
+from loadtests.stages import Stage
+
+
+def stream(at: float, ttft: float, tpot: float, tokens: int = 21, error: str | None = None) -> Record:
+    chunks = tuple(ttft + number * tpot for number in range(tokens))
+    return Record(
+        index=0,
+        workload="chat",
+        transport="grpc-stream",
+        intended_at=at,
+        sent_s=0.0,
+        end_s=chunks[-1],
+        chunk_s=chunks,
+        chunk_tokens=(1,) * tokens,
+        prompt_tokens=10,
+        output_tokens=tokens,
+        max_tokens=tokens,
+        error=error,
+        message="it broke" if error else "",
+    )
+
+
+def stage(users: int, ttft: float, tpot: float, *, failed: int = 0, samples: list[Sample] | None = None) -> StageResult:
+    """A stage of 40 requests that are all alike, the first ones failed."""
+    begin = 1000.0 * users
+    ledger = Ledger()
+    ledger.records = [
+        stream(begin + number, ttft, tpot, error="ServerFailure" if number < failed else None) for number in range(40)
+    ]
+    made = Stage(users, "users", begin - 5, begin, begin + 40, begin + 60)
+    return of_stage(made, ledger, samples or [], slo.load("chat"))
+
+
+def test_the_shipped_slos_are_those_of_the_documentation() -> None:
+    assert slo.load("chat").limits_s == {"ttft": {"p95": 1.0}, "tpot": {"p95": 0.050}}
+    assert slo.load("code").limits_s == {"ttft": {"p95": 0.2}, "tpot": {"p95": 0.030}}
+    assert slo.load("chat").error_rate == slo.load("code").error_rate == 0.001
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("name: x\nlimits_s: {speed: {p95: 1}}", "no metric 'speed' to limit; there are ttft"),
+        ("name: x\nlimits_s: {ttft: {p42: 1}}", "limits_s.ttft.p42"),
+        ("name: x\nlimits_s: {ttft: {p95: 1}}\nerrors: 0", "errors: Extra inputs"),
+        ("name: [", "is no SLO file"),
+        ("just text", "is no SLO file"),
+    ],
+)
+def test_a_wrong_slo_file_says_what_is_wrong(tmp_path: Path, text: str, expected: str) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageFault, match=expected):
+        slo.load(str(path))
+
+
+def test_an_unknown_slo_names_the_shipped_ones() -> None:
+    with pytest.raises(UsageFault, match="chat, code, or the path"):
+        slo.load("nothing")
+
+
+def test_a_limit_is_met_up_to_its_value_and_missed_above_it() -> None:
+    met = {check.label: check for check in stage(1, 1.0, 0.04).checks}
+    assert all(check.met for check in met.values())
+    over = {check.label: check for check in stage(1, 1.0, 0.06).checks}
+    assert [label for label, check in over.items() if not check.met] == ["TPOT p95"]
+    assert over["TPOT p95"].use == pytest.approx(1.2)
+
+
+def test_one_failure_in_forty_misses_one_in_a_thousand() -> None:
+    found = stage(1, 0.1, 0.01, failed=1)
+    assert not found.met
+    assert found.errors == {"ServerFailure": 1}
+    assert found.messages == {"ServerFailure": ["it broke"]}
+    assert found.rates["error_rate"] == 0.025
+    assert found.metrics["ttft"]["count"] == 39, "failed requests have no latency"
+
+
+def test_no_requests_at_all_meet_no_slo() -> None:
+    empty = of_stage(Stage(1, "users", 0, 5, 10, 12), Ledger(), [], slo.load("chat"))
+    assert not empty.met
+    assert "could not be measured" in answer(
+        verdict.of_ladder([empty], 1, slo.load("chat")).as_dict(), slo.load("chat").model_dump(), "users"
+    )
+
+
+def test_what_started_in_the_window_and_never_ended_has_failed() -> None:
+    ledger = Ledger()
+    ledger.records = [stream(10.0 + number, 0.1, 0.01) for number in range(9)]
+    found = of_stage(Stage(1, "users", 5, 10, 20, 80, abandoned=(15.5,)), ledger, [], slo.load("chat"))
+    assert found.errors == {"Unfinished": 1}
+    assert found.rates["error_rate"] == 0.1
+
+
+def test_the_warm_up_does_not_count() -> None:
+    ledger = Ledger()
+    ledger.records = [stream(7.0, 30.0, 1.0), *(stream(10.0 + number, 0.1, 0.01) for number in range(9))]
+    found = of_stage(Stage(1, "users", 5, 10, 20, 80), ledger, [], slo.load("chat"))
+    assert found.met
+    assert found.metrics["ttft"]["max"] == 0.1
+
+
+def test_goodput_wants_every_limit_of_one_request() -> None:
+    ledger = Ledger()
+    records = [stream(10.0, 0.1, 0.01), stream(11.0, 1.5, 0.01), stream(12.0, 0.1, 0.07), stream(13.0, 0.1, 0.05)]
+    ledger.records = records
+    found = of_stage(Stage(1, "users", 5, 10, 20, 80), ledger, [], slo.load("chat"))
+    assert found.rates["good_fraction"] == 0.5
+    assert found.rates["goodput_per_s"] == 0.2
+
+
+def test_the_answer_names_what_holds_what_gives_first_and_by_how_much() -> None:
+    found = [stage(1, 0.1, 0.02), stage(4, 0.2, 0.03), stage(8, 0.6, 0.06), stage(16, 3.0, 0.09)]
+    judged = verdict.of_ladder(found, 4, slo.load("chat"))
+    assert (judged.passed, judged.holds, judged.misses) == (True, 4, 8)
+    assert judged.estimate == pytest.approx(4 * 2 ** (0.4 / 0.6))
+    text = answer(judged.as_dict(), slo.load("chat").model_dump(), "users")
+    assert text == (
+        "It holds 4 users within the SLO chat (the limit is near 6.35). "
+        "At 8 users the first thing to give is TPOT p95 60.0 ms, 20 % over 50.0 ms."
+    )
+    assert missed(judged.as_dict()) == ["Required: 4 users. Met."]
+
+
+def test_the_required_load_decides_and_says_by_how_much_it_was_missed() -> None:
+    found = [stage(1, 0.1, 0.02), stage(8, 1.5, 0.02)]
+    judged = verdict.of_ladder(found, 8, slo.load("chat"))
+    assert not judged.passed
+    assert missed(judged.as_dict()) == ["Required: 8 users. Missed: TTFT p95 1.50 s, 50 % over 1.00 s."]
+    assert verdict.of_ladder(found, 1, slo.load("chat")).passed
+
+
+def test_a_stage_that_holds_above_one_that_does_not_is_not_what_holds() -> None:
+    judged = verdict.of_ladder([stage(1, 0.1, 0.06), stage(2, 0.1, 0.02)], 2, slo.load("chat"))
+    assert judged.holds is None
+    assert judged.misses == 1
+
+
+def test_the_servers_figures_give_the_reason() -> None:
+    busy = {"running": 32.0, "waiting": 5.0, "max_running": 32.0, "kv_used": 990.0, "kv_max": 1000.0}
+    samples = [
+        Sample(
+            32000.0 + t, {**busy, "steps": 10.0 * t, "preemptions": 0.0, "queue_sum": 2.0 * t, "queue_count": 1.0 * t}
+        )
+        for t in range(41)
+    ]
+    found = "\n".join(verdict.reasons(stage(32, 2.0, 0.1, samples=samples)))
+    assert "The batch is full: 32 of 32 sequences run and 5 requests wait." in found
+    assert "KV blocks run out: up to 990 of 1000" in found
+    assert "A step takes 100 ms" in found
+    assert "wait 2000 ms on average" in found
+
+
+def test_a_tool_that_was_held_up_says_so() -> None:
+    slow = replace(stage(1, 0.1, 0.01), tool={"cores": 1.0, "lag_s": 0.5})
+    assert any("held up for up to 500 ms" in line for line in verdict.cautions([slow], slo.load("chat")))
+
+
+def test_answers_of_another_length_than_asked_are_mentioned() -> None:
+    short = replace(stage(1, 0.1, 0.01), lengths={"asked_mean": 20.0, "got_mean": 10.0, "as_asked": 0.5})
+    assert any("Only 50 % of the answers" in line for line in verdict.cautions([short], slo.load("chat")))
