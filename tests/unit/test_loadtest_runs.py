@@ -59,7 +59,7 @@ def test_the_figures_are_those_of_the_server(tmp_path: Path) -> None:
     assert "about 1 min" in done.stderr, "how long it takes is said first"
     stage = report(tmp_path)["stages"][1]
     assert 0.1 <= stage["metrics"]["ttft"]["p50"] < 0.2
-    assert 0.01 <= stage["metrics"]["tpot"]["p50"] < 0.02
+    assert 0.008 < stage["metrics"]["tpot"]["p50"] < 0.02
     assert stage["lengths"]["as_asked"] == 1
     rate = stage["rates"]["output_tokens_per_s"]
     latency = stage["metrics"]["latency"]["mean"]
