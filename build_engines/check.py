@@ -16,12 +16,12 @@ from tritonclient.grpc import model_config_pb2 as pb
 from build_engines.check_engine import check_engine
 from build_engines.check_ensemble import check_ensemble
 from build_engines.pbtxt_lines import lines_of
+from build_engines.placeholders import UNKNOWN_TYPE, holds_placeholder, placeholder_findings, readable
 from build_engines.repository import TEMPLATES
-from build_engines.templates import CONTRACT_OF, from_text
+from build_engines.templates import contract_name, from_text
 from build_engines.trtllm.llmapi import llmapi_contract
 from python_backend.contract import TensorSpec, model_contract
 
-_PLACEHOLDER = re.compile(r"\$\{[^}]*\}")
 _PLACE = re.compile(r"(input|output|parameter|step) ([^\s:]+)(?:: (\w+))?")
 _ENGINE_TYPED = ("lora_weights", "prompt_embedding_table")  # have the engine's own data type
 _FLOATS = ("TYPE_FP16", "TYPE_BF16", "TYPE_FP32")
@@ -67,7 +67,8 @@ def check_repository(repository: Path, *, built: bool = True) -> list[str]:
         found = _check_files(model.directory, model.config, built=built) + _check_contract(name, model)
         if repository.resolve() != TEMPLATES:  # templates hold no parameters yet
             found += _check_parameters(name, model, built=built)
-        if model.config.HasField("ensemble_scheduling"):
+        steps = [step.model_name for step in model.config.ensemble_scheduling.step]
+        if steps and all(step in models or not (repository / step).is_dir() for step in steps):  # else: unreadable
             found += check_ensemble(model.config, configs)
         findings += [f"{model.line(text)}: {text}" for text in found]
     if built:
@@ -93,12 +94,11 @@ def _read(path: Path, findings: list[str]) -> Any | None:
     except (OSError, UnicodeDecodeError) as error:
         findings.append(f"{path}: cannot be read: {error}.")
         return None
-    for number, line in enumerate(text.splitlines(), 1):
-        findings.extend(f"{path}:{number}: {found} was never filled in." for found in _PLACEHOLDER.findall(line))
+    findings += [f"{path}:{number}: {found}" for number, found in placeholder_findings(text)]
     try:
-        return from_text(text)
+        return from_text(readable(text))
     except ParseError as error:
-        findings.append(f"{path}:{error.GetLine() or 1}: not a model configuration: {error}")
+        findings.append(f"{path}:{error.GetLine() or 1}: not a model configuration: {error}. Correct the line.")
         return None
 
 
@@ -108,10 +108,11 @@ def _check_files(directory: Path, config: Any, *, built: bool) -> list[str]:
         findings.append(f"name is {config.name!r}; it must be the directory's, {directory.name!r}.")
     versions = [path for path in directory.iterdir() if path.is_dir() and path.name.isdigit()]
     if not versions:
-        findings.append("the model has no version directory (1/).")
+        findings.append("the model has no version directory; make one, 1/, even if it stays empty.")
     upstreams = not built and (directory / "1" / "model.yaml").is_file()  # its model.py is fetched by the build
     if config.backend == "python" and not upstreams:
-        findings += [f"{v.name}/model.py is missing." for v in versions if not (v / "model.py").is_file()]
+        missing = [v.name for v in versions if not (v / "model.py").is_file()]
+        findings += [f"{name}/model.py is missing; Triton would wait for it without end. Add it." for name in missing]
     return findings
 
 
@@ -120,7 +121,7 @@ def _check_contract(name: str, model: _Model) -> list[str]:
         contract = llmapi_contract()
     else:
         try:
-            contract = model_contract(CONTRACT_OF.get(name, name))
+            contract = model_contract(contract_name(name, model.config))
         except KeyError:
             return []  # a model of the user's own
     config = model.config
@@ -138,22 +139,30 @@ def _check_tensors(kind: str, given: Any, contract: dict[str, TensorSpec], model
         twice = {
             name for name in twice if len({str(t) for t in given if t.name == name}) > 1
         }  # Triton takes equal ones
-    findings += [f"{kind} {name} is declared twice." for name in sorted(twice)]
-    findings += [f"{kind} {name} of the contract is missing." for name in wanted if name not in names]
+    findings += [f"{kind} {name} is declared twice; remove one." for name in sorted(twice)]
+    findings += [f"{kind} {_missing(kind, contract[name])}" for name in wanted if name not in names]
     for tensor in given:
         spec = contract.get(tensor.name)
         if spec is None:
-            findings.append(f"{kind} {tensor.name} is not in the contract.")
+            findings.append(f"{kind} {tensor.name} is not in the contract; remove it, or correct its name.")
         else:
             findings += [f"{kind} {tensor.name} {text}" for text in _check_tensor(kind, tensor, spec, model)]
     return findings
+
+
+def _missing(kind: str, spec: TensorSpec) -> str:
+    how = f"{spec.data_type}, dims {list(spec.dims)}" + (", optional" if kind == "input" and spec.optional else "")
+    return (
+        f"{spec.name} of the contract is missing: requests that {'send' if kind == 'input' else 'ask for'} it are "
+        f"refused. Declare it ({how})."
+    )
 
 
 def _check_tensor(kind: str, tensor: Any, spec: TensorSpec, model: _Model) -> list[str]:
     found = []
     data_type = pb.DataType.Name(tensor.data_type)
     allowed = _FLOATS if spec.name in _ENGINE_TYPED and not model.own_engine else (spec.data_type,)
-    if data_type not in allowed:
+    if data_type not in (*allowed, UNKNOWN_TYPE):
         found.append(f"is {data_type}; the contract says {' or '.join(allowed)}.")
     if spec.name == "lora_config" and tuple(tensor.dims) == (-1, 3):
         found.append(
@@ -170,7 +179,7 @@ def _check_tensor(kind: str, tensor: Any, spec: TensorSpec, model: _Model) -> li
 
 def _check_parameters(name: str, model: _Model, *, built: bool) -> list[str]:
     try:
-        known = model_contract(name).parameters
+        known = model_contract(contract_name(name, model.config)).parameters
     except KeyError:
         return []
     if (model.directory / "1" / "model.yaml").is_file():
@@ -181,20 +190,23 @@ def _check_parameters(name: str, model: _Model, *, built: bool) -> list[str]:
     for key, text in values.items():
         spec = known.get(key)
         if spec is None:
-            findings.append(f"parameter {key} is not in the contract.")
+            findings.append(f"parameter {key} is not in the contract; nothing reads it. Remove it.")
+        elif holds_placeholder(text):
+            continue  # found already, on its line
         elif spec.type == "path" and built and text and not Path(text).exists():
-            findings.append(f"parameter {key}: {text} does not exist.")
+            findings.append(f"parameter {key}: {text} does not exist; build it, or correct the path.")
         elif spec.values and text and text not in spec.values:
             findings.append(f"parameter {key} is {text!r}; allowed: {', '.join(spec.values)}.")
-        elif text and not _PLACEHOLDER.search(text):
+        elif text:
             findings += [f"parameter {key} is {text!r}; {wanted}." for wanted in _wrong_number(spec.type, text)]
     findings += [
-        f"parameter {key} is missing: {spec.meaning}."
+        f"parameter {key} is missing; set it: {spec.meaning}."
         for key, spec in known.items()
         if spec.mandatory and not values.get(key)
     ]
     if config.max_batch_size < 1:
-        findings.append(f"max_batch_size is {config.max_batch_size}; the contract's tensors have a batch dimension.")
+        text = "the contract's tensors have a batch dimension, so it must be 1 or more"
+        findings.append(f"max_batch_size is {config.max_batch_size}; {text}.")
     return findings
 
 

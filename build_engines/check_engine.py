@@ -9,11 +9,19 @@ from typing import Any
 
 from build_engines.checkpoint import read_json
 from build_engines.files import sha256_file
+from build_engines.placeholders import UNKNOWN_NUMBER, holds_placeholder
+from build_engines.templates import contract_name
 from build_engines.trtllm.tool import flag_table
 from build_engines.trtllm.versions import CONTAINER
 from python_backend.errors import BuildError
 
 _ABSURD_INPUT_LEN = 16
+_SPECULATIVE_MODES = {
+    "medusa": "MEDUSA",
+    "lookahead": "LOOKAHEAD",
+    "eagle": "EAGLE",
+    "redrafter": "EXPLICIT_DRAFT_TOKENS",
+}
 Found = list[tuple[str, str]]  # model name, finding
 
 
@@ -27,6 +35,18 @@ class _Engine:
     max_batch_size: int
     backend: str
     instances: int
+
+    @classmethod
+    def of(cls, served: Any, parameters: dict[str, str]) -> _Engine:
+        """The engine that a model's configuration names.
+
+        Raises:
+            BuildError: its config.json cannot be read.
+        """
+        directory = Path(parameters["gpt_model_path"])
+        config = read_json(directory / "config.json")
+        instances = sum(group.count for group in served.instance_group) or 1
+        return cls(directory, config, parameters, served.max_batch_size, served.backend, instances)
 
     @property
     def build(self) -> dict[str, Any]:
@@ -53,20 +73,21 @@ def check_engine(configs: dict[str, Any]) -> Found:
         name: {key: entry.string_value for key, entry in config.parameters.items()} for name, config in configs.items()
     }
     found = _check_tokenizers(values)
-    served = configs.get("tensorrt_llm")
-    text = values.get("tensorrt_llm", {}).get("gpt_model_path", "")
-    if served is None or not text or not Path(text).is_dir():
-        return found
-    path = Path(text) / "config.json"
-    try:
-        config = read_json(path)
-    except BuildError as error:
-        return [*found, ("tensorrt_llm", f"parameter gpt_model_path: {error} Build the engine again.")]
-    instances = sum(group.count for group in served.instance_group) or 1
-    engine = _Engine(Path(text), config, values["tensorrt_llm"], served.max_batch_size, served.backend, instances)
-    texts = _check_limits(engine) + _check_vocabulary(engine)
-    texts += _check_compiled(engine) if engine.backend == "tensorrtllm" else _check_hashes(engine)
-    return found + [("tensorrt_llm", finding) for finding in texts]
+    for name, served in configs.items():
+        if (
+            contract_name(name, served) != "tensorrt_llm"
+            or not Path(values[name].get("gpt_model_path") or "?").is_dir()
+        ):
+            continue
+        try:
+            engine = _Engine.of(served, values[name])
+        except BuildError as error:
+            found.append((name, f"parameter gpt_model_path: {error} Build the engine again."))
+            continue
+        texts = _check_limits(engine) + _check_vocabulary(engine)
+        texts += _check_compiled(engine) if engine.backend == "tensorrtllm" else _check_hashes(engine)
+        found += [(name, finding) for finding in texts]
+    return found + _check_drafts(configs, values)
 
 
 def _check_tokenizers(values: dict[str, dict[str, str]]) -> Found:
@@ -81,7 +102,7 @@ def _check_limits(engine: _Engine) -> list[str]:
     found: list[str] = []
     build, path = engine.build, engine.directory / "config.json"
     limit = build.get("max_batch_size")
-    if isinstance(limit, int) and engine.max_batch_size > limit:
+    if isinstance(limit, int) and UNKNOWN_NUMBER != engine.max_batch_size > limit:
         found.append(f"max_batch_size is {engine.max_batch_size}; the engine takes {limit} ({path}).")
     beams, limit = engine.number("max_beam_width"), build.get("max_beam_width")
     if beams is not None and isinstance(limit, int) and beams > limit:
@@ -140,7 +161,7 @@ def _check_compiled(engine: _Engine) -> list[str]:
     missing = [f"rank{i}.engine" for i in range(world) if not (engine.directory / f"rank{i}.engine").is_file()]
     if missing:
         found.append(f"parameter gpt_model_path: {engine.directory} lacks {', '.join(missing)}.")
-    found += _check_cards(engine, world)
+    found += _check_cards(engine, world) + _check_speculation(engine)
     plugins = engine.build.get("plugin_config") or {}
     for key in ("enable_kv_cache_reuse", "enable_chunked_context"):
         if engine.parameters.get(key) == "true" and plugins.get("use_paged_context_fmha") is False:
@@ -155,6 +176,46 @@ def _check_compiled(engine: _Engine) -> list[str]:
         found.append("parameter lora_cache_max_adapter_size is set; the engine was built without lora_plugin.")
     elif rank is not None and isinstance(built, int) and rank < built:
         found.append(f"parameter lora_cache_max_adapter_size is {rank}; the engine takes adapters of rank {built}.")
+    return found
+
+
+def _check_speculation(engine: _Engine) -> list[str]:
+    """A decoding mode that the engine was not built for would fail at load."""
+    mode, built = (
+        engine.parameters.get("decoding_mode", ""),
+        str(engine.build.get("speculative_decoding_mode") or "NONE"),
+    )
+    if mode not in _SPECULATIVE_MODES or _SPECULATIVE_MODES[mode] in built.upper():
+        return []
+    return [
+        f"parameter decoding_mode is {mode}; the engine was built for {built}. Build it with that mode, or remove it."
+    ]
+
+
+def _check_drafts(configs: dict[str, Any], values: dict[str, dict[str, str]]) -> Found:
+    """The loop over a draft model: both models are there, and the large one's engine takes as many tokens."""
+    given = values.get("tensorrt_llm_bls", {})
+    draft = given.get("tensorrt_llm_draft_model_name", "")
+    if not draft or holds_placeholder(draft):
+        return []
+    target = given.get("tensorrt_llm_model_name") or "tensorrt_llm"
+    found: Found = [
+        (
+            "tensorrt_llm_bls",
+            f"parameter {key} is {name}; no such model in the repository. Add it, or correct the name.",
+        )
+        for key, name in (("tensorrt_llm_model_name", target), ("tensorrt_llm_draft_model_name", draft))
+        if name not in configs
+    ]
+    path, size = (
+        Path(values.get(target, {}).get("gpt_model_path") or "?") / "config.json",
+        given.get("num_draft_tokens"),
+    )
+    if path.is_file() and size and size.isdigit():
+        takes = (json.loads(path.read_text()).get("build_config") or {}).get("max_draft_len", 0)
+        if int(size) > takes:
+            text = f"parameter num_draft_tokens is {size}; the engine takes {takes} ({path}). Lower it, or build again."
+            found.append(("tensorrt_llm_bls", text))
     return found
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from tritonclient.grpc import model_config_pb2 as pb
 
+from build_engines.placeholders import UNKNOWN_NUMBER
+
 
 @dataclass(slots=True)
 class _Wire:
@@ -31,20 +33,22 @@ class _Wiring:
         """Lead the ensemble tensor `name` into the input `target` of a step."""
         wire = self.wires.get(name)
         if wire is None:
-            self.findings.append(f"step {step}: {target} takes {name}, which neither the ensemble nor a step gives.")
+            self.findings.append(
+                f"step {step}: {target} takes {name}, which neither the ensemble nor a step gives; map it."
+            )
             return
         wire.used = True
         self._compare(f"step {step}: {target}", tensor, name, wire)
         if self.decoupled not in (None, wire.source):
             self.findings.append(
                 f"step {step}: {target} takes {name} from {wire.source}; after the decoupled {self.decoupled} "
-                "a step may take its tensors only."
+                "a step may take its tensors only: let that one give it."
             )
 
     def give(self, step: str, name: str, tensor: Any) -> None:
         """Lay the wire that a step's output makes."""
         if name in self.wires:
-            self.findings.append(f"step {step}: {name} is already given by {self.wires[name].source}.")
+            self.findings.append(f"step {step}: {name} is already given by {self.wires[name].source}; rename one.")
             return
         self.wires[name] = _Wire(step, tensor.data_type, list(tensor.dims))
 
@@ -52,17 +56,18 @@ class _Wiring:
         """Lead a wire out of the ensemble."""
         wire = self.wires.get(output.name)
         if wire is None or wire.source == "ensemble":
-            self.findings.append(f"output {output.name} is given by no step.")
+            self.findings.append(f"output {output.name} is given by no step; map it, or remove it.")
             return
         wire.used = True
         self._compare(f"output {output.name}", output, output.name, wire)
 
     def _compare(self, place: str, tensor: Any, name: str, wire: _Wire) -> None:
-        if tensor.data_type != wire.data_type:
+        if tensor.data_type != wire.data_type and pb.TYPE_INVALID not in (tensor.data_type, wire.data_type):
             types = pb.DataType.Name(tensor.data_type), pb.DataType.Name(wire.data_type)
-            self.findings.append(f"{place} is {types[0]}, but {name} of {wire.source} is {types[1]}.")
+            self.findings.append(f"{place} is {types[0]}, but {name} of {wire.source} is {types[1]}; make them equal.")
         if not _fit(tensor.dims, wire.dims):
-            self.findings.append(f"{place} has dims {list(tensor.dims)}, but {name} of {wire.source} has {wire.dims}.")
+            dims = f"{place} has dims {list(tensor.dims)}, but {name} of {wire.source} has {wire.dims}"
+            self.findings.append(f"{dims}; make them equal.")
 
 
 def check_ensemble(ensemble: Any, configs: dict[str, Any]) -> list[str]:
@@ -71,18 +76,21 @@ def check_ensemble(ensemble: Any, configs: dict[str, Any]) -> list[str]:
     for step in ensemble.ensemble_scheduling.step:
         model = configs.get(step.model_name)
         if model is None:
-            wiring.findings.append(f"step {step.model_name}: no such model in the repository.")
+            wiring.findings.append(
+                f"step {step.model_name}: no such model in the repository; add it, or correct the name."
+            )
             continue
-        if model.max_batch_size != ensemble.max_batch_size:
+        sizes = {model.max_batch_size, ensemble.max_batch_size}
+        if len(sizes) > 1 and UNKNOWN_NUMBER not in sizes:
             wiring.findings.append(
                 f"step {step.model_name}: max_batch_size is {model.max_batch_size}, the ensemble's "
-                f"{ensemble.max_batch_size}."
+                f"{ensemble.max_batch_size}; make them equal."
             )
         _check_step(step, model, wiring)
     for output in ensemble.output:
         wiring.end(output)
     unused = [name for name, wire in wiring.wires.items() if wire.source == "ensemble" and not wire.used]
-    wiring.findings += [f"input {name} goes nowhere." for name in unused]
+    wiring.findings += [f"input {name} goes nowhere; map it in a step, or remove it." for name in unused]
     return wiring.findings
 
 
@@ -93,10 +101,12 @@ def _check_step(step: Any, model: Any, wiring: _Wiring) -> None:
         if target in inputs:
             wiring.connect(step.model_name, name, target, inputs[target])
         else:
-            wiring.findings.append(f"step {step.model_name}: the model has no input {target}.")
+            wiring.findings.append(
+                f"step {step.model_name}: the model has no input {target}; correct the key, or remove it."
+            )
     missing = (tensor.name for tensor in inputs.values() if not tensor.optional)
     wiring.findings += [
-        f"step {step.model_name}: required input {name} is not mapped."
+        f"step {step.model_name}: required input {name} is not mapped; map it."
         for name in missing
         if name not in step.input_map
     ]
@@ -104,7 +114,9 @@ def _check_step(step: Any, model: Any, wiring: _Wiring) -> None:
         if source in outputs:
             wiring.give(step.model_name, name, outputs[source])
         else:
-            wiring.findings.append(f"step {step.model_name}: the model has no output {source}.")
+            wiring.findings.append(
+                f"step {step.model_name}: the model has no output {source}; correct the key, or remove it."
+            )
     if model.model_transaction_policy.decoupled:
         wiring.decoupled = step.model_name
 

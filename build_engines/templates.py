@@ -17,7 +17,7 @@ MODELS = ("ensemble", "ensemble_unary", "preprocessing", "tensorrt_llm", "postpr
 BLS = "tensorrt_llm_bls"  # only where a draft model proposes tokens
 GENERATED = (*MODELS, BLS)
 # Which contract a model speaks, where its name does not say it.
-CONTRACT_OF = {"ensemble_unary": "ensemble", "tensorrt_llm_draft": "tensorrt_llm"}
+CONTRACT_OF = {"ensemble_unary": "ensemble"}
 _HEADER = """\
 # {name}: tensors and wiring of the contract; `python -m build_engines build` adds what a deployment decides.
 """
@@ -38,6 +38,11 @@ def template(name: str) -> Any:
         config.backend = "python"
         config.instance_group.add(count=1, kind=pb.ModelInstanceGroup.KIND_CPU)
     return config
+
+
+def contract_name(model: str, config: Any) -> str:
+    """The contract that a model speaks, whatever its own name."""
+    return CONTRACT_OF.get(model) or ("tensorrt_llm" if config.backend == "tensorrtllm" else model)
 
 
 def to_text(config: Any) -> str:

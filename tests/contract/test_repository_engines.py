@@ -239,6 +239,65 @@ def test_upstreams_own_repository_is_judged_by_upstreams_contract(tmp_path: Path
     assert len(findings(repository, r"tensorrt_llm/config\.pbtxt:\d+: \$\{strategy\} was never filled in")) == 1
 
 
+def test_a_repository_that_nobody_filled_in_is_read_all_the_same(gpu: Path) -> None:
+    path = gpu / "tensorrt_llm" / "config.pbtxt"
+    text = path.read_text()
+    text = re.sub(r"max_batch_size: \d+", "max_batch_size: ${triton_max_batch_size}", text)
+    text = re.sub(r"preferred_batch_size: \d+", "preferred_batch_size: [ ${triton_max_batch_size} ]", text)
+    text = re.sub(r"decoupled: \w+", "decoupled: ${decoupled_mode}", text)
+    path.write_text(text.replace("data_type: TYPE_INT32", "data_type: ${some_type}", 1))
+    other = gpu / "postprocessing" / "config.pbtxt"
+    other.write_text(other.read_text().replace("TYPE_STRING", "TYPE_INT32", 1))
+    found = check_repository(gpu)
+    unfilled = [one for one in found if "was never filled in: Triton cannot read the file. Write a value." in one]
+    assert len(unfilled) == 4
+    rest = [one for one in found if one not in unfilled]
+    assert rest
+    # Nothing is said to follow from a value that is missing.
+    assert all("postprocessing" in one or "text_output" in one for one in rest), rest
+
+
+def test_a_value_in_quotes_that_nobody_filled_in_is_found_once(gpu: Path) -> None:
+    edit(gpu, "tensorrt_llm", set_parameter("batch_scheduler_policy", "${batch_scheduler_policy}"))
+    (found,) = check_repository(gpu)
+    assert "${batch_scheduler_policy} was never filled in: it counts as not set" in found
+
+
+def test_a_decoding_mode_that_the_engine_was_not_built_for_is_found(gpu: Path) -> None:
+    edit(gpu, "tensorrt_llm", set_parameter("decoding_mode", "medusa"))
+    (found,) = check_repository(gpu)
+    assert "decoding_mode is medusa; the engine was built for NONE. Build it " in found
+    engine = changed(GPU_ENGINE, "build_config.speculative_decoding_mode", "SpeculativeDecodingMode.MEDUSA")
+    (gpu.parent / "engine" / "config.json").write_text(json.dumps(engine))
+    assert check_repository(gpu) == []
+
+
+def test_a_loop_over_drafts_fits_its_engines(tmp_path: Path) -> None:
+    place, spec = tmp_path / "model_repo", load_spec(SPECS / "llama-3.3-70b-h100-tp4-draft.yaml")
+    place.mkdir()
+    render_trtllm(EnginePlan.of(spec, *source_config(spec)), PurePosixPath(tmp_path), place)
+    write_tokenizer(tmp_path / "weights")
+    limits = {"max_batch_size": 32, "max_draft_len": 5}
+    for name in ("engine", "draft-engine"):
+        (tmp_path / name).mkdir()
+        engine = {"version": "1.2.1", "pretrained_config": {"mapping": {"world_size": 4}}, "build_config": limits}
+        (tmp_path / name / "config.json").write_text(json.dumps(engine))
+        for rank in range(4):
+            (tmp_path / name / f"rank{rank}.engine").touch()
+    assert check_repository(place) == []
+    edit(place, "tensorrt_llm_bls", set_parameter("num_draft_tokens", "6"))
+    edit(place, "tensorrt_llm_draft", lambda c: setattr(c, "max_batch_size", 64))
+    edit(place, "tensorrt_llm_bls", set_parameter("tensorrt_llm_draft_model_name", "small"))
+    found = check_repository(place)
+    for pattern in (
+        "num_draft_tokens is 6; the engine takes 5",
+        "tensorrt_llm_draft/config.pbtxt: max_batch_size is 64; the engine takes 32",
+        "parameter tensorrt_llm_draft_model_name.* no such model|no model small in the repository",
+    ):
+        assert len([one for one in found if re.search(pattern, one)]) == 1, found
+    assert len(found) == 3
+
+
 def test_lines_are_found_in_either_way_of_writing_lists() -> None:
     text = """
 # a comment with a brace {

@@ -119,6 +119,16 @@ FAULTS: dict[str, Callable[[Path], object]] = {
         r, "ensemble", lambda c: step(c, "postprocessing").input_map.pop("TOKENS_BATCH")
     ),
     "a name that is not the directory's": lambda r: change(r, "preprocessing", lambda c: setattr(c, "name", "pre")),
+    "an input that the model does not have": lambda r: change(
+        r, "ensemble", lambda c: step(c, "preprocessing").input_map.update({"NO_INPUT": "text_input"})
+    ),
+    "another shape between steps": lambda r: change(
+        r, "ensemble", lambda c: step(c, "tensorrt_llm").input_map.update({"end_id": "_STOP_WORDS_IDS"})
+    ),
+    "a step that takes fewer at once": lambda r: change(r, "postprocessing", lambda c: setattr(c, "max_batch_size", 2)),
+    "an output that no step gives": lambda r: change(
+        r, "ensemble", lambda c: step(c, "postprocessing").output_map.update({"OUTPUT": "_text"})
+    ),
     "an output of another type": lambda r: change(
         r, "ensemble", lambda c: setattr(c.output[0], "data_type", pb.TYPE_INT64)
     ),
