@@ -1,19 +1,20 @@
-"""Patterns of ECMA-262 in a normal form: code points, classes, groups and repetitions, and nothing else.
+"""Patterns of ECMA-262 rewritten with code points, classes, groups and repetitions only: as EBNF, or for Python.
 
 Classes are computed here, so that what a pattern may write inside a JSON string is known and not left to a library.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING
 
-Ranges: TypeAlias = "tuple[tuple[int, int], ...]"
-"""Code points, both ends included, ascending and apart."""
+from python_backend.guided.code_points import LAST, TEXT_CHARS, Ranges, complement, minus, union
 
-_LAST = 0x10FFFF
-_SURROGATES = ((0xD800, 0xDFFF),)
-_SPECIAL = frozenset(r"\.+*?()|[]{}^$/-")
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
 _CONTROL_ESCAPES = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "0": 0}
 _DIGIT = ((48, 57),)
 _WORD = ((48, 57), (65, 90), (95, 95), (97, 122))
@@ -29,47 +30,48 @@ class PatternProblem(ValueError):
     """A pattern has no normal form; the message says which part."""
 
 
-def complement(ranges: Ranges) -> Ranges:
-    """All other code points."""
-    found, start = [], 0
-    for low, high in ranges:
-        if low > start:
-            found.append((start, low - 1))
-        start = high + 1
-    return (*found, (start, _LAST)) if start <= _LAST else tuple(found)
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How the parts of a pattern are written: a character, the same in a class, what joins parts, and no text."""
+
+    char: Callable[[int], str]
+    class_char: Callable[[int], str]
+    join: str
+    empty: str
+
+    def of(self, ranges: Ranges) -> str:
+        """One character of these."""
+        if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+            return self.char(ranges[0][0])
+        write = self.class_char
+        return "[" + "".join(write(a) if a == b else f"{write(a)}-{write(b)}" for a, b in ranges) + "]"
+
+    def group(self, texts: Sequence[str]) -> str:
+        """One of these."""
+        return f"({'|'.join(text or self.empty for text in texts)})"
 
 
-def union(ranges: list[tuple[int, int]]) -> Ranges:
-    """Sorted, overlaps joined."""
-    found: list[tuple[int, int]] = []
-    for low, high in sorted(ranges):
-        if found and low <= found[-1][1] + 1:
-            found[-1] = (found[-1][0], max(high, found[-1][1]))
-        else:
-            found.append((low, high))
-    return tuple(found)
+EBNF = Dialect(
+    char=lambda code: json.dumps(chr(code), ensure_ascii=False),
+    class_char=lambda code: (
+        chr(code)
+        if chr(code).isascii() and chr(code).isalnum()
+        else f"\\u{code:04X}"
+        if code < 65536
+        else f"\\U{code:08X}"
+    ),
+    join=" ",
+    empty='""',
+)
+PYTHON = Dialect(char=lambda code: re.escape(chr(code)), class_char=lambda code: f"\\U{code:08X}", join="", empty="")
 
 
-def minus(ranges: Ranges, other: Ranges) -> Ranges:
-    """Code points of the first and not of the second."""
-    return complement(union([*complement(ranges), *other]))
-
-
-# What stands in a JSON string without an escape, and what text may hold at all.
-JSON_CHARS = complement(union([(0, 31), (34, 34), (92, 92), *_SURROGATES]))
-TEXT_CHARS = complement(union([(0, 0), *_SURROGATES]))
-
-
-def class_text(ranges: Ranges) -> str:
-    """A character class of a pattern in normal form."""
-    return "[" + "".join(_char(a) if a == b else f"{_char(a)}-{_char(b)}" for a, b in ranges) + "]"
-
-
-def normal_form(pattern: str, chars: Ranges = TEXT_CHARS, *, search: bool = False) -> str:
+def rewritten(pattern: str, dialect: Dialect, chars: Ranges = TEXT_CHARS, *, search: bool = False) -> str:
     """A pattern that matches whole texts of `chars`.
 
     Args:
         pattern: in the syntax of ECMA-262 with the flag u; named groups are groups, lazy repetitions are repetitions.
+        dialect: of the result.
         chars: code points that the text may have; a class loses all others.
         search: the pattern may match anywhere in the text where it has no anchor, as in JSON Schema.
 
@@ -77,35 +79,28 @@ def normal_form(pattern: str, chars: Ranges = TEXT_CHARS, *, search: bool = Fals
         PatternProblem: it has look-around, a back-reference, an anchor inside, a syntax error, or a character that is
             not one of `chars`.
     """
-    return _Parser(pattern, chars, search).whole()
+    return _Parser(pattern, dialect, chars, search).whole()
 
 
-def all_but(words: list[str], chars: Ranges) -> str:
-    """A pattern in normal form for every text of `chars` but these words."""
+def all_but(words: list[str], dialect: Dialect, chars: Ranges) -> str:
+    """A pattern for every text of `chars` but these words."""
     trie: dict[str, dict] = {}
     for word in words:
         node = trie
         for char in word:
             node = node.setdefault(char, {})
         node[""] = {}
-    return _all_but(trie, chars)
+    return _all_but(trie, dialect, chars)
 
 
-def _all_but(trie: dict[str, dict], chars: Ranges) -> str:
+def _all_but(trie: dict[str, dict], dialect: Dialect, chars: Ranges) -> str:
     children = {char: child for char, child in trie.items() if char}
     others = minus(chars, union([(ord(char), ord(char)) for char in children]))
-    parts = [f"{class_text(others)}{class_text(chars)}*"] + ([] if "" in trie else [""])
+    parts = [f"{dialect.of(others)}{dialect.join}{dialect.of(chars)}*"] + ([] if "" in trie else [""])
     for char, child in children.items():
-        if minus(((ord(char), ord(char)),), chars) == ():
-            parts.append(_char(ord(char)) + _all_but(child, chars))
-    return f"({'|'.join(parts)})"
-
-
-def _char(code: int) -> str:
-    char = chr(code)
-    if 32 <= code < 127:
-        return f"\\{char}" if char in _SPECIAL else char
-    return f"\\u{{{code:X}}}"
+        if not minus(((ord(char), ord(char)),), chars):
+            parts.append(f"{dialect.char(ord(char))}{dialect.join}{_all_but(child, dialect, chars)}")
+    return dialect.group(parts)
 
 
 @dataclass(slots=True)
@@ -120,17 +115,22 @@ class _Branch:
 class _Parser:
     """Recursive descent over one pattern."""
 
-    def __init__(self, pattern: str, chars: Ranges, search: bool) -> None:
-        self._pattern, self._chars, self._search = pattern, chars, search
+    def __init__(self, pattern: str, dialect: Dialect, chars: Ranges, search: bool) -> None:
+        self._pattern, self._dialect, self._chars, self._search = pattern, dialect, chars, search
         self._at = 0
 
     def whole(self) -> str:
         branches = self._branches(top=True)
         if self._at < len(self._pattern):
             raise PatternProblem(f"a ) without ( at {self._at}")
-        rest = f"{class_text(self._chars)}*" if self._search else ""
-        texts = [f"{'' if b.begins else rest}{b.text}{'' if b.ends else rest}" for b in branches]
-        return texts[0] if len(texts) == 1 else f"({'|'.join(texts)})"
+        rest = [f"{self._dialect.of(self._chars)}*"] if self._search else []
+        texts = [
+            self._dialect.join.join(
+                [*([] if b.begins else rest), b.text or self._dialect.empty, *([] if b.ends else rest)]
+            )
+            for b in branches
+        ]
+        return texts[0] if len(texts) == 1 else self._dialect.group(texts)
 
     def _peek(self) -> str:
         return self._pattern[self._at : self._at + 1]
@@ -156,9 +156,9 @@ class _Parser:
         while self._peek() not in ("", "|", ")"):
             if top and self._peek() == "$" and self._pattern[self._at + 1 : self._at + 2] in ("", "|"):
                 self._at += 1
-                return _Branch("".join(parts), begins, True)
+                return _Branch(self._dialect.join.join(parts), begins, True)
             parts.append(self._atom() + self._repetition())
-        return _Branch("".join(parts), begins, False)
+        return _Branch(self._dialect.join.join(parts), begins, False)
 
     def _atom(self) -> str:
         char = self._take()
@@ -180,8 +180,7 @@ class _Parser:
         allowed = minus(ranges, complement(self._chars))
         if not allowed:
             raise PatternProblem(f"characters that need an escape, at {self._at - 1}")
-        single = len(allowed) == 1 and allowed[0][0] == allowed[0][1]
-        return _char(allowed[0][0]) if single else class_text(allowed)
+        return self._dialect.of(allowed)
 
     def _group(self) -> str:
         if self._peek() == "?":
@@ -195,7 +194,7 @@ class _Parser:
         texts = [branch.text for branch in self._branches(top=False)]
         if self._take() != ")":
             raise PatternProblem("a ( without )")
-        return f"({'|'.join(texts)})"
+        return self._dialect.group(texts)
 
     def _repetition(self) -> str:
         char = self._peek()
@@ -268,7 +267,7 @@ class _Parser:
             end = self._pattern.find("}", self._at)
             digits = self._pattern[self._at + 1 : end]
             self._at = end + 1
-            if not _is_hex(digits) or int(digits, 16) > _LAST:
+            if not _is_hex(digits) or int(digits, 16) > LAST:
                 raise PatternProblem(f"\\u{{{digits}")
             return int(digits, 16)
         code = self._hex(4)

@@ -6,10 +6,13 @@ Knows nothing of grammars. `Support` is what a backend says of itself; the vocab
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from python_backend.errors import LimitExceeded
 from python_backend.guided.refusals import Refusals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # Say something about a schema, assert nothing about an instance.
 ANNOTATIONS = frozenset(
@@ -115,11 +118,13 @@ class Support:
         keywords: assertions it enforces.
         formats: for each format it enforces a pattern that takes its place, or None to hand it over as it is.
         ecma_patterns: patterns mean what ECMA-262 says without our help.
+        problem: why a keyword is not enforced beside its neighbours (keyword, schema); None when it is.
     """
 
     keywords: frozenset[str]
     formats: dict[str, str | None]
     ecma_patterns: bool = False
+    problem: Callable[[str, dict[str, Any]], str | None] = lambda keyword, schema: None
 
 
 @dataclass(slots=True)
@@ -180,6 +185,8 @@ class _Walk:
             self._format(argument, siblings, path, kept)
         elif keyword not in self._support.keywords:
             self._refusals.refuse(f"The keyword {keyword} at {path}")
+        elif (problem := self._support.problem(keyword, siblings)) is not None:
+            self._refusals.refuse(f"The keyword {keyword} at {path}, {problem},")
         else:
             self._check_literals(keyword, argument, path)
             kept[keyword] = self._below(keyword, argument, path)

@@ -14,10 +14,10 @@ import numpy as np
 from python_backend.errors import BuildError, EngineFailure, InvalidRequest, LimitExceeded, Unsupported
 from python_backend.guided.backend import Grammar
 from python_backend.guided.bitmask import set_bits
-from python_backend.guided.ecma_patterns import PatternProblem, normal_form
+from python_backend.guided.ecma_patterns import EBNF, PatternProblem, rewritten
 from python_backend.guided.keywords import audit
 from python_backend.guided.limits import GuideLimits
-from python_backend.guided.xgrammar_ebnf import as_ebnf, choices_ebnf
+from python_backend.guided.xgrammar_ebnf import as_ebnf, choices_ebnf, utf8, without_halves
 from python_backend.guided.xgrammar_library import load_library
 from python_backend.guided.xgrammar_schema import rewrite
 from python_backend.guided.xgrammar_support import SUPPORT
@@ -76,11 +76,11 @@ class XGrammarBackend:
         """
         if guide.kind == "regex":
             try:
-                return _grammar(regex=normal_form(guide.expression))
+                return _grammar(ebnf=f"root ::= {rewritten(guide.expression, EBNF)}")
             except PatternProblem as problem:
                 raise Unsupported(f"The regular expression cannot be enforced: it has {problem}.") from None
         if guide.kind == "ebnf_grammar":
-            return _grammar(ebnf=guide.expression)
+            return _grammar(ebnf=without_halves(utf8(guide.expression)))
         if guide.kind == "choice":
             return _grammar(ebnf=choices_ebnf(guide.choices))
         if guide.kind == "structural_tag":
@@ -99,9 +99,7 @@ class XGrammarBackend:
             raise RuntimeError("load_tokenizer has not been called")
         ((kind, text),) = json.loads(grammar.text).items()
         try:
-            if kind == "regex":
-                compiled = self._compiler.compile_regex(text)
-            elif kind == "ebnf":
+            if kind == "ebnf":
                 compiled = self._compiler.compile_grammar_from_strings(text, "root")
             else:
                 compiled = self._compiler.compile_structural_tag(json.dumps(text))

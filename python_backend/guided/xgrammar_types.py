@@ -8,7 +8,8 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from python_backend.errors import InvalidRequest, Unsupported
-from python_backend.guided.ecma_patterns import JSON_CHARS, PatternProblem, all_but, normal_form
+from python_backend.guided.code_points import JSON_CHARS
+from python_backend.guided.ecma_patterns import EBNF, PYTHON, PatternProblem, all_but, rewritten
 from python_backend.guided.xgrammar_support import (
     FORMATS,
     MAX_COUNT,
@@ -102,7 +103,7 @@ class TypeForms:
 
     def _pattern(self, pattern: str, path: str) -> str | None:
         try:
-            return normal_form(pattern, JSON_CHARS, search=True)
+            return rewritten(pattern, EBNF, JSON_CHARS, search=True)
         except PatternProblem as problem:
             self._refusals.refuse(f"The pattern {pattern!r} at {path}, for {problem},")
             return None
@@ -200,7 +201,7 @@ class TypeForms:
         if patterns:
             kept["patternProperties"] = patterns
         elif additional is not False and (len(names) != len(properties) or any(map(_is_hard, names))):
-            kept["propertyNames"] = {"pattern": all_but(names, JSON_CHARS)}
+            kept["propertyNames"] = {"pattern": all_but(names, EBNF, JSON_CHARS)}
         return self._with_counts(kept, own, path)
 
     def _with_counts(self, kept: dict[str, Any], own: dict[str, Any], path: str) -> Any:
@@ -237,7 +238,7 @@ class TypeForms:
             form = self._node(schema, f"{place}/{_escaped(pattern)}")
             if text is None or (form == {} and "additionalProperties" not in own):
                 continue  # nothing is asked of such names that other names do not have to meet
-            searched = _as_python(normal_form(pattern, search=True))
+            searched = re.compile(rewritten(pattern, PYTHON, search=True))
             known = next((name for name in {*properties, *required} if searched.fullmatch(name)), None)
             if known is not None:
                 self._refusals.refuse(
@@ -271,10 +272,6 @@ class TypeForms:
 def _is_hard(name: str) -> bool:
     """Whether a name has bytes that the library cannot keep away from additional names."""
     return not name.isascii() or not name.isprintable() or '"' in name or "\\" in name
-
-
-def _as_python(normal: str) -> re.Pattern[str]:
-    return re.compile(re.sub(r"\\u\{([0-9A-F]+)\}", lambda match: f"\\U{int(match[1], 16):08x}", normal))
 
 
 def _escaped(name: str) -> str:

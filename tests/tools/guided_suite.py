@@ -48,7 +48,7 @@ def _run_file(groups: list[dict[str, Any]]) -> Counts:
             continue
         counts.enforced += 1
         for test in group["tests"]:
-            possible = any(_accepts(compiled, text) for text in itertools.islice(_forms(test["data"]), MAX_FORMS))
+            possible = any(accepts(compiled, text) for text in itertools.islice(forms(test["data"]), MAX_FORMS))
             what = f"{group['description']}: {test['description']}"
             if possible == test["valid"]:
                 counts.right += 1
@@ -57,7 +57,7 @@ def _run_file(groups: list[dict[str, Any]]) -> Counts:
     return counts
 
 
-def _accepts(compiled: Any, text: str) -> bool:
+def accepts(compiled: Any, text: str) -> bool:
     matcher = compiled.start((END_ID,))
     try:
         for token_id in tokenizer().encode(text, add_special_tokens=False):
@@ -67,16 +67,18 @@ def _accepts(compiled: Any, text: str) -> bool:
     return bool(matcher.is_accepting)
 
 
-def _forms(value: Any) -> Iterator[str]:
+def forms(value: Any, separators: tuple[str, str] = (", ", ": ")) -> Iterator[str]:
     """The instance as JSON text, its properties in every order."""
+    between, colon = separators
     if isinstance(value, dict):
         items = list(value.items())
         for order in itertools.permutations(items) if len(items) <= 4 else [items]:
-            for texts in itertools.product(*(list(_forms(item)) for _, item in order)):
+            for texts in itertools.product(*(list(forms(item, separators)) for _, item in order)):
                 pairs = zip(order, texts, strict=True)
-                yield "{" + ", ".join(f"{json.dumps(k, ensure_ascii=False)}: {text}" for (k, _), text in pairs) + "}"
+                members = [f"{json.dumps(k, ensure_ascii=False)}{colon}{text}" for (k, _), text in pairs]
+                yield "{" + between.join(members) + "}"
     elif isinstance(value, list):
-        for texts in itertools.product(*(list(_forms(item)) for item in value)):
-            yield "[" + ", ".join(texts) + "]"
+        for texts in itertools.product(*(list(forms(item, separators)) for item in value)):
+            yield "[" + between.join(texts) + "]"
     else:
         yield json.dumps(value, ensure_ascii=False)

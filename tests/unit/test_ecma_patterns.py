@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from python_backend.guided.ecma_patterns import JSON_CHARS, PatternProblem, all_but, normal_form
+from python_backend.guided.code_points import JSON_CHARS, TEXT_CHARS, Ranges
+from python_backend.guided.ecma_patterns import PYTHON, PatternProblem, all_but, rewritten
 
 TEXTS = [
     "",
@@ -31,8 +32,8 @@ TEXTS = [
 ]
 
 
-def as_python(normal: str) -> re.Pattern[str]:
-    return re.compile(re.sub(r"\\u\{([0-9A-F]+)\}", lambda match: f"\\U{int(match[1], 16):08x}", normal))
+def normal_form(pattern: str, chars: Ranges = TEXT_CHARS, search: bool = False) -> re.Pattern[str]:
+    return re.compile(rewritten(pattern, PYTHON, chars, search=search))
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,7 @@ def test_a_normal_form_finds_what_the_pattern_finds(pattern):
     plain = re.compile(
         pattern.replace("(?<name>", "(?:").replace(r"\u{1F600}", "😀").replace(r"\ud83d\ude00", "😀"), re.ASCII
     )
-    searched, whole = as_python(normal_form(pattern, search=True)), as_python(normal_form(pattern))
+    searched, whole = normal_form(pattern, search=True), normal_form(pattern)
     for text in TEXTS:
         assert bool(searched.fullmatch(text)) == bool(plain.search(text)), text
         if "^" not in pattern and "$" not in pattern:
@@ -69,14 +70,14 @@ def test_what_has_no_normal_form_is_named(pattern, words):
 
 
 def test_a_class_loses_what_a_json_string_has_to_escape_and_a_lone_character_is_refused():
-    some = as_python(normal_form("[^a]", JSON_CHARS))
+    some = normal_form("[^a]", JSON_CHARS)
     assert [char for char in 'ab"\\\n\té' if some.fullmatch(char)] == ["b", "é"]
     with pytest.raises(PatternProblem, match="need an escape"):
         normal_form('say "x"', JSON_CHARS)
 
 
 def test_all_but_some_words():
-    others = as_python(all_but(["a", "abc", "é", 'q"'], JSON_CHARS))
+    others = re.compile(all_but(["a", "abc", "é", 'q"'], PYTHON, JSON_CHARS))
     texts = ["", "a", "ab", "abc", "abcd", "b", "é", "éé", "e", "q", "😀"]
     assert [text for text in texts if not others.fullmatch(text)] == ["a", "abc", "é"]
-    assert as_python(all_but(["", "a"], JSON_CHARS)).fullmatch("") is None
+    assert re.compile(all_but(["", "a"], PYTHON, JSON_CHARS)).fullmatch("") is None

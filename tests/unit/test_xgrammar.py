@@ -15,6 +15,7 @@ from python_backend.guided.limits import GuideLimits
 from python_backend.request import Guide
 from tests.unit import guided_helpers
 from tests.unit.guided_helpers import END_ID, VOCAB_SIZE, allowed, tokenizer, write_tokenizer_json
+from tests.unit.small_tokenizers import fast_tokenizer_json
 from tests.unit.test_guided import ACCEPTED, ENUM, PERSON, REFUSED, SUM, TAG
 from tests.unit.test_guided_compiler import ANY_OF_4, MANY, chain
 
@@ -131,6 +132,39 @@ def test_white_space_is_one_form_unless_more_is_asked_for():
 def test_an_escape_writes_what_needs_one_and_no_half_of_a_pair():
     assert accepts("json", "", '"\\n \\" \\\\ \\u001f é😀 /"')
     assert not any(accepts("json", "", f'"{escape}"') for escape in ("\\ud83d", "\\u0061", "\\/", "\\u00e9"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "guide"),
+    [
+        ("json_schema", '{"type": "string"}'),
+        ("json_schema", '{"type": "string", "maxLength": 9}'),
+        ("json_schema", '{"type": "string", "pattern": "."}'),
+        ("ebnf_grammar", 'root ::= "\\"" [^"]* "\\""  # [^x]'),
+        ("regex", '"[^"]*"'),
+    ],
+)
+def test_every_character_is_written_as_utf_8_has_it(kind, guide):
+    ids = byte_tokens()
+    good = [b"\xc3\xa9", b"\xed\x9f\xbf", b"\xf4\x8f\xbf\xbf"]
+    for raw in [*good, b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80", b"\x80"]:
+        matcher = start(kind, guide)
+        try:
+            for byte in b'"' + raw + b'"':
+                matcher.accept(ids[byte])
+            taken = matcher.is_accepting
+        except EngineFailure:
+            taken = False
+        assert taken is (raw in good), raw
+
+
+def byte_tokens() -> dict[int, int]:
+    """Tokens of one byte each."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters = {byte: chr(byte) for byte in plain}
+    letters |= {byte: chr(256 + i) for i, byte in enumerate(b for b in range(256) if b not in plain)}
+    vocabulary = json.loads(fast_tokenizer_json("byte_level"))["model"]["vocab"]
+    return {byte: vocabulary[letter] for byte, letter in letters.items()}
 
 
 def test_the_end_is_the_requests_and_special_tokens_are_no_text():
