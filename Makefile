@@ -12,6 +12,8 @@ SLO ?= chat
 HOST ?=
 QUICK ?=
 EXTRA ?=
+SEED ?= 3
+COUNT ?= 600
 
 # Each is an option of `python -m loadtests`, which explains them with --help.
 LOADTEST_OPTIONS = $(if $(filter-out file,$(origin SPEC)),--spec $(SPEC)) $(if $(QUICK),--quick) $(if $(UI),--ui) \
@@ -22,7 +24,7 @@ BOOTSTRAP := @$(PYTHON) scripts/bootstrap.py
 VENV := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve demo test check build-engines plan loadtest bench lock clean
+.PHONY: help setup serve demo test check build-engines plan loadtest bench mask-oracle lock clean
 
 help:  ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -58,6 +60,10 @@ loadtest:  ## how many users hold within the SLO, with a report [SLO=chat HOST= 
 bench:  ## engine and server against peers, into benchmarks/latest.json [QUICK=1]
 	$(BOOTSTRAP) bench
 	@exec $(VENV) -m loadtests.bench $(if $(QUICK),--quick)
+
+mask-oracle:  ## both constraint backends, jsonschema and re on the same structures [SEED=3 COUNT=600]
+	$(BOOTSTRAP) dev
+	@exec $(VENV) -m tests.tools.mask_oracle --seed $(SEED) --count $(COUNT)
 
 lock:  ## resolve the dependencies of pyproject.toml anew (needs uv)
 	@exec $(PYTHON) scripts/lock.py

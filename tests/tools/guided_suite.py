@@ -1,20 +1,25 @@
-"""Runs the official JSON-Schema-Test-Suite through the audit and the constraint backend, and counts who is right."""
+"""Runs the official JSON-Schema-Test-Suite through the audit and a constraint backend, and counts who is right.
+
+Results of XGrammar are kept in a file, for where it is not installed.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from python_backend.errors import RequestError
 from python_backend.guided.guide import check_guide
+from python_backend.guided.xgrammar_library import is_installed
 from python_backend.request import Guide
 from tests.unit.guided_helpers import END_ID, backend, tokenizer
 
 SUITE = Path(__file__).resolve().parents[1] / "data" / "json_schema_test_suite" / "draft2020-12.json"
+RECORDED = SUITE.parent / "xgrammar.json"
 MAX_FORMS = 200  # ways to write one instance that are tried
 
 
@@ -30,18 +35,34 @@ class Counts:
     reasons: set[str] = field(default_factory=set)  # of refusals
 
 
-def run_suite() -> dict[str, Counts]:
+def run_suite(library: str = "llguidance") -> dict[str, Counts]:
     """Counts by file, required ones first."""
     suite = json.loads(SUITE.read_text(encoding="utf-8"))
-    return {name: _run_file(suite[name]) for name in sorted(suite, key=lambda name: ("/" in name, name))}
+    return {name: _run_file(suite[name], library) for name in sorted(suite, key=lambda name: ("/" in name, name))}
 
 
-def _run_file(groups: list[dict[str, Any]]) -> Counts:
+def xgrammar_results() -> tuple[dict[str, Counts], str]:
+    """Counts by file and the release: run now where XGrammar is installed, else as they were recorded."""
+    if is_installed():
+        return run_suite("xgrammar"), backend("xgrammar").version
+    recorded = json.loads(RECORDED.read_text(encoding="utf-8"))
+    files = {name: Counts(**{**file, "reasons": set(file["reasons"])}) for name, file in recorded["files"].items()}
+    return files, recorded["version"]
+
+
+def record(results: dict[str, Counts], version: str) -> None:
+    """Keep results of XGrammar."""
+    files = {name: {**asdict(counts), "reasons": sorted(counts.reasons)} for name, counts in results.items()}
+    text = json.dumps({"version": version, "files": files}, ensure_ascii=False, indent=1)
+    RECORDED.write_text(text + "\n", encoding="utf-8")
+
+
+def _run_file(groups: list[dict[str, Any]], library: str) -> Counts:
     counts = Counts()
     for group in groups:
         try:
             guide = check_guide(Guide("json_schema", json.dumps(group["schema"])))
-            compiled = backend().compile(backend().grammar(guide))
+            compiled = backend(library).compile(backend(library).grammar(guide))
         except RequestError as error:
             counts.refused += 1
             counts.reasons.add(str(error))
