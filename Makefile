@@ -58,7 +58,7 @@ loadtest:  ## how many users hold within the SLO, with a report [SLO=chat HOST= 
 	@exec $(VENV) -m loadtests --slo $(SLO) $(if $(HOST),--host $(HOST)) $(LOADTEST_OPTIONS)
 
 bench:  ## engine and server against peers, into benchmarks/latest.json [QUICK=1]
-	$(BOOTSTRAP) bench
+	$(BOOTSTRAP) loadtest bench
 	@exec $(VENV) -m loadtests.bench $(if $(QUICK),--quick)
 
 mask-oracle:  ## both constraint backends, jsonschema and re on the same structures [SEED=3 COUNT=600]

@@ -16,7 +16,7 @@ import gevent
 from loadtests import clock, files
 from loadtests.bench import machine
 from loadtests.errors import EnvironmentFault
-from loadtests.options import Options
+from loadtests.options import WEB_PORT, Options
 from loadtests.outcome import Outcome, as_dict
 from loadtests.report.page import page
 from loadtests.results import of_stage
@@ -64,7 +64,7 @@ class _Session:
         )
 
 
-def _await_page(port: int | None) -> None:
+def _await_page(port: int) -> None:
     deadline = clock.now() + _START_S
     while clock.now() < deadline:
         with contextlib.suppress(OSError):
@@ -80,6 +80,7 @@ def serve(options: Options, say: Callable[[str], None]) -> None:
     Raises:
         LoadTestError: no server, or the users cannot reach it.
     """
+    port = options.ui or WEB_PORT
     with server_for(options, say) as server, swarm_for(options) as users:
         job = job_for(options, server)
         users.configure(job)
@@ -89,11 +90,11 @@ def serve(options: Options, say: Callable[[str], None]) -> None:
         environment = users.environment
         environment.events.test_start.add_listener(session.start)
         sys.argv[1:] = []  # locust's page reads them, and ours are not locust's
-        web_ui = environment.create_web_ui("127.0.0.1", options.ui, delayed_start=True)
+        web_ui = environment.create_web_ui("127.0.0.1", port, delayed_start=True)
         web_ui.app.add_url_rule("/report", "report", lambda: page(as_dict(session.outcome()), None))
         web_ui.start()
-        _await_page(options.ui)
-        say(f"locust's page: http://127.0.0.1:{options.ui}  our report of it: http://127.0.0.1:{options.ui}/report")
+        _await_page(port)
+        say(f"locust's page: http://127.0.0.1:{port}  our report of it: http://127.0.0.1:{port}/report")
         say("Ctrl-C ends it and writes the report")
         try:
             gevent.get_hub().join()

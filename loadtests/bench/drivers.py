@@ -126,7 +126,7 @@ class ServerDriver:
             text=True,
             start_new_session=True,
         )
-        self._grpc_url, self.metrics_url = self._await_ready()
+        self.grpc_url, self.metrics_url = self._await_ready()
         self.ready_s = time.monotonic() - begun
         self._loop = asyncio.new_event_loop()
         self._client = self._loop.run_until_complete(self._connect())
@@ -166,7 +166,7 @@ class ServerDriver:
         raise BenchError(f"make serve ended before READY: {''.join(lines[-3:])}")
 
     async def _connect(self) -> AsyncGrpcClient:
-        client = AsyncGrpcClient(self._grpc_url)
+        client = AsyncGrpcClient(self.grpc_url)
         await client.info()
         return client
 

@@ -21,6 +21,8 @@ EXPLAINED = {
     "(warm). Cold over warm, medians, engine in process.",
     "lora_mixed": "Streams over 8 adapters of rank 8 on all seven projections, over streams without, on one server.",
     "lora_idle": "Streams without adapters on a server that has 8 of them, over a server that has none.",
+    "load_tool_overhead": "32 streams as the users of `make loadtest` count them, over the raw client, on one server.",
+    "capacity": "The highest rate within the SLO chat, found by a short `make loadtest FIND=max`.",
     "lora_scale": "Streams over so many adapters (rank 8, q and v), the n-th wanted 1/n as often as the first, over "
     "streams without. 64 fit into the server's cache; adapters come while it runs.",
 }
@@ -71,9 +73,21 @@ def facts(results: dict[str, Any]) -> list[str]:
     if "server_vs_engine" in results["raw"]:
         ready = results["raw"]["server_vs_engine"]["server_ready_s"]
         found.append(f"From `make serve` to READY with everything built: {ready:.1f} s.")
+    if "capacity" in results["raw"]:
+        found.append(_capacity(results["raw"]["capacity"]))
     sizes = results["environment_bytes"]
     found.append(f".venv: {sizes['serve'] / 1e6:.0f} MB for serving, {sizes['total'] / 1e6:.0f} MB with all extras.")
     return found
+
+
+def _capacity(raw: dict[str, Any]) -> str:
+    if raw["requests_per_s"] is None:
+        return f"Capacity: no rate within the SLO {raw['slo']} was found."
+    first = f"; at {raw['misses_at']:.2f} the first limit missed is {raw['first']}" if raw["misses_at"] else ""
+    return (
+        f"Capacity: {raw['requests_per_s']:.2f} requests/s arriving at random ({raw['output_tokens_per_s']:.0f} output "
+        f"tokens/s) within the SLO {raw['slo']}{first}."
+    )
 
 
 def _rows(results: dict[str, Any]) -> list[tuple[str, str, float, float | None, str]]:

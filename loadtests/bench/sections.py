@@ -13,6 +13,7 @@ from typing import Any
 
 from loadtests.bench.compare import Progress, Section, in_turns, speeds
 from loadtests.bench.drivers import Driver, LineDriver, ServerDriver, engine_driver
+from loadtests.bench.load_tests import capacity, load_tool_overhead
 from loadtests.bench.logprobs import logprobs_5
 from loadtests.bench.lora import lora_idle, lora_mixed, lora_scale
 from loadtests.bench.peer_weights import convert
@@ -26,6 +27,7 @@ TARGETS = {
     "lora_mixed": {"32": 0.75},
     "lora_idle": {"32": 0.98},
     "logprobs_5": {"32": 0.9},
+    "load_tool_overhead": {"32": 0.9},
 }
 CONCURRENCY = (1, 8, 32)
 
@@ -117,7 +119,7 @@ SECTIONS = {
     function.__name__: function
     for function in (
         *(engine_vs_openvino_genai, server_vs_engine, inflight_vs_static, prefix_reuse_ttft),
-        *(lora_mixed, lora_idle, lora_scale, logprobs_5),
+        *(lora_mixed, lora_idle, lora_scale, logprobs_5, load_tool_overhead, capacity),
     )
 }
 

@@ -33,7 +33,7 @@ class Batch:
 
     def as_json(self) -> dict[str, Any]:
         """What a driver process reads."""
-        return {"prompts": self.prompts, "max_tokens": self.max_tokens, "streaming": True}
+        return {"prompts": self.prompts, "max_tokens": self.max_tokens, "streaming": True, "texts": self.texts}
 
 
 class Workload:

@@ -179,3 +179,16 @@ def test_the_page_tells_how_many_loads_a_point_of_the_curve_had() -> None:
     results["raw"]["lora_scale"] = {"256": {"base": side, "adapters": side, "loads": loads}}
     row = "| lora_scale | 256 | 0.80 |  | base 50, adapters 50 tokens/s, 12 loads of 20 ms: 4% of the time |"
     assert row in report.page(results)
+
+
+def test_the_capacity_is_a_sentence_and_no_ratio() -> None:
+    found = {"slo": "chat", "requests_per_s": 1.84, "misses_at": 1.92, "first": "TPOT p95", "output_tokens_per_s": 96.4}
+    results = _results()
+    results["ratios"]["capacity"], results["raw"]["capacity"] = {}, found
+    assert report.facts(results)[1] == (
+        "Capacity: 1.84 requests/s arriving at random (96 output tokens/s) within the SLO chat; "
+        "at 1.92 the first limit missed is TPOT p95."
+    )
+    results["raw"]["capacity"] = {**found, "requests_per_s": None}
+    assert "no rate within the SLO chat was found" in report.facts(results)[1]
+    assert "capacity" not in "".join(str(cell) for cell in report.table(results).columns[0].cells)
