@@ -116,6 +116,9 @@ class Outputs(Section):
 
     context_logits: Flag = Field(default=False, description="logits of every prompt token")
     generation_logits: Flag = Field(default=False, description="logits of every generated token, for log-probs")
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] = Field(
+        default=5, description="alternatives per token in `logprobs`, with generation_logits"
+    )
 
 
 class Traffic(Section):

@@ -170,4 +170,15 @@ _POSTPROCESSING = EnsembleStep(
     outputs={"OUTPUT": "text_output"},
 )
 
+# Beside the above, where the engine gives logits and postprocessing makes log-probs of them.
+DERIVED_LOGPROBS = (
+    EnsembleStep(
+        "preprocessing",
+        inputs={"TOP_LOGPROBS": "top_logprobs", "RETURN_GENERATION_LOGITS": "return_generation_logits"},
+        outputs={"OUT_RETURN_GENERATION_LOGITS": "_RETURN_GENERATION_LOGITS"},
+    ),
+    EnsembleStep("tensorrt_llm", inputs={"return_generation_logits": "_RETURN_GENERATION_LOGITS"}, outputs={}),
+    EnsembleStep("postprocessing", inputs={"GENERATION_LOGITS": "generation_logits"}, outputs={"LOGPROBS": "logprobs"}),
+)
+
 ENSEMBLE_STEPS = (_PREPROCESSING, _TENSORRT_LLM, _POSTPROCESSING)

@@ -15,6 +15,7 @@ from build_engines.repository import TEMPLATES, Settings, render
 from build_engines.templates import BLS, MODELS, from_text, to_text
 from build_engines.trtllm.draft_models import DRAFT, draft_models
 from build_engines.trtllm.pbtxt import set_parameters
+from build_engines.wiring import DERIVED_LOGPROBS
 from python_backend.contract import model_contract
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ def render_trtllm(plan: EnginePlan, deployment_dir: PurePosixPath, directory: Pa
         )
     for name in ("preprocessing", "postprocessing"):
         set_parameters(configs[name], target=plan.spec.deployment.target)
+    if plan.spec.deployment.outputs.generation_logits:
+        _derive_logprobs(configs, plan.spec.deployment.outputs.top_logprobs)
     _rewire(configs)
     for kind in ("input", "output"):
         _keep(getattr(configs["ensemble_unary"], kind), {t.name for t in getattr(configs["ensemble"], kind)})
@@ -135,6 +138,16 @@ def _lora_share(plan: EnginePlan) -> str:
     memory = plan.memory()
     left = memory.adapters + memory.unused
     return f"{min(0.95, memory.adapters / left):.2f}" if left > 0 else "0.05"
+
+
+def _derive_logprobs(configs: dict[str, Any], alternatives: int) -> None:
+    """The engine gives logits and no log-probs but the chosen token's: postprocessing makes them."""
+    steps = {step.model_name: step for step in configs["ensemble"].ensemble_scheduling.step}
+    for wires in DERIVED_LOGPROBS:
+        steps[wires.model].input_map.update(wires.inputs)
+        steps[wires.model].output_map.update(wires.outputs)
+    for name in ("preprocessing", "postprocessing"):
+        set_parameters(configs[name], top_logprobs=alternatives)
 
 
 def _rewire(configs: dict[str, Any]) -> None:

@@ -143,6 +143,19 @@ def bool_parameter(model_config: Mapping[str, Any], key: str, default: bool) -> 
     raise InvalidRequest(f"Parameter {key} is '{text}'; allowed: true or false. Correct it in config.pbtxt.")
 
 
+def int_parameter(model_config: Mapping[str, Any], key: str, default: int) -> int:
+    """A parameter that is a whole number.
+
+    Raises:
+        InvalidRequest: it is none; the model then fails to load with this text.
+    """
+    text = parameter(model_config, key)
+    try:
+        return int(text) if text else default
+    except ValueError:
+        raise InvalidRequest(f"Parameter {key} is '{text}'; send a whole number. Correct it in config.pbtxt.") from None
+
+
 def log_to_triton(level: int = logging.INFO) -> None:
     """Send the records of Python's logging to Triton's log; call it once, in `initialize`."""
     root = logging.getLogger()

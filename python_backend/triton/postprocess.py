@@ -15,6 +15,7 @@ from python_backend.text.detokenize import DetokenizerTable
 from python_backend.text.output import Piece, piece_text
 from python_backend.text.tokenizer import Tokenizer
 from python_backend.triton import pb
+from python_backend.triton.derived_logprobs import DEFAULT_ALTERNATIVES, LogprobsDeriver
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,8 +27,15 @@ if TYPE_CHECKING:
 class Postprocessor:
     """Requests in, lists of B * beams texts out."""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True, stateful: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        skip_special_tokens: bool = True,
+        stateful: bool = False,
+        alternatives: int = DEFAULT_ALTERNATIVES,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._deriver = LogprobsDeriver(tokenizer, alternatives, stateful)
         self._skip = skip_special_tokens
         self._table = DetokenizerTable(tokenizer, skip_special_tokens) if stateful else None
 
@@ -40,8 +48,18 @@ class Postprocessor:
         if self._table is None or not request_id:
             return [piece_text(self._tokenizer, piece, self._skip) for piece in read_pieces(tensors)]
         # A backend without contexts; a response without new tokens ends the stream.
-        which = (request_id, pb.read_scalar(tensors, "BATCH_INDEX"), pb.read_scalar(tensors, "SEQUENCE_INDEX"))
+        which = _stream(tensors, request_id)
         return [self._table.push((*which, row), ids, final=not ids) for row, ids in enumerate(_rows(tensors))]
+
+    def logprobs(self, tensors: pb.Tensors, request_id: str = "") -> list[str]:
+        """JSON lists in the same order, made from GENERATION_LOGITS.
+
+        Raises:
+            InvalidRequest: the tensors do not fit each other.
+        """
+        rows, cut = _rows(tensors), tensors.get("TEXT_CUT")
+        cuts = [0] * len(rows) if cut is None else _per_row(cut, len(rows), "TEXT_CUT").tolist()
+        return self._deriver.run(tensors, rows, cuts, _stream(tensors, request_id) if request_id else None)
 
 
 class TritonPythonModel:
@@ -59,6 +77,7 @@ class TritonPythonModel:
                 Tokenizer.from_dir(Path(directory)),
                 skip_special_tokens=pb.bool_parameter(config, "skip_special_tokens", True),
                 stateful=pb.parameter(config, "target", "cpu") != "cpu",
+                alternatives=pb.int_parameter(config, "top_logprobs", DEFAULT_ALTERNATIVES),
             )
         except StackError as error:
             raise pb.load_error(error) from None
@@ -69,10 +88,18 @@ class TritonPythonModel:
 
     def _respond(self, request: Any) -> Any:
         try:
-            texts = self._postprocessor.run(pb.read_inputs(request), request.request_id())
-            return pb.response([pb.text_tensor("OUTPUT", texts)])
+            tensors, wanted = pb.read_inputs(request), request.requested_output_names()
+            outputs = [pb.text_tensor("OUTPUT", self._postprocessor.run(tensors, request.request_id()))]
+            if "GENERATION_LOGITS" in tensors and (not wanted or "LOGPROBS" in wanted):
+                outputs.append(pb.text_tensor("LOGPROBS", self._postprocessor.logprobs(tensors, request.request_id())))
+            return pb.response(outputs)
         except Exception as error:  # whatever it is, it concerns this request alone
             return pb.error_response(error)
+
+
+def _stream(tensors: pb.Tensors, request_id: str) -> tuple[Any, ...]:
+    """What all responses of one sequence of a request have in common."""
+    return (request_id, pb.read_scalar(tensors, "BATCH_INDEX"), pb.read_scalar(tensors, "SEQUENCE_INDEX"))
 
 
 def read_pieces(tensors: pb.Tensors) -> list[Piece]:

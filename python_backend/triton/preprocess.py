@@ -19,6 +19,7 @@ from python_backend.request import Guide
 from python_backend.text.prompts import PromptBuilder, PromptInputs, Prompts
 from python_backend.text.tokenizer import Tokenizer
 from python_backend.triton import pb
+from python_backend.triton.derived_logprobs import DEFAULT_ALTERNATIVES, wants_logits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,6 +39,7 @@ class PreprocessSettings:
     add_special_tokens: bool = True
     max_input_len: int | None = None  # tokens; None: unknown here, the engine checks
     target: str = "cpu"
+    top_logprobs: int = DEFAULT_ALTERNATIVES  # at most, where they are derived from logits
 
     @classmethod
     def from_config(cls, model_config: Mapping[str, Any]) -> PreprocessSettings:
@@ -58,6 +60,7 @@ class PreprocessSettings:
             add_special_tokens=pb.bool_parameter(model_config, "add_special_tokens", True),
             max_input_len=_max_input_len(Path(engine_dir) / "config.json") if engine_dir else None,
             target=pb.parameter(model_config, "target", "cpu"),
+            top_logprobs=pb.int_parameter(model_config, "top_logprobs", DEFAULT_ALTERNATIVES),
         )
 
 
@@ -149,6 +152,9 @@ class Preprocessor:
         if "PROMPT_TABLE_EXTRA_ID" in tensors:
             # Extra ids belong to rows of a prompt table, which text never refers to.
             outputs["OUT_PROMPT_TABLE_EXTRA_IDS"] = np.zeros(outputs["INPUT_ID"].shape, np.uint64)
+        logits = wants_logits(tensors, self._settings.top_logprobs, batch)
+        if logits is not None:
+            outputs["OUT_RETURN_GENERATION_LOGITS"] = logits
         if prompts.warnings:
             warnings = np.array([text.encode() for text in prompts.warnings], object)
             outputs["WARNINGS"] = np.tile(warnings, (batch, 1))

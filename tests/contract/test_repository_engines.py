@@ -18,7 +18,7 @@ from build_engines.plan.engine_plan import EnginePlan
 from build_engines.plan.source_config import source_config
 from build_engines.repository import Settings, render
 from build_engines.spec import load_spec
-from build_engines.templates import from_text, to_text
+from build_engines.templates import MODELS, from_text, to_text
 from build_engines.trtllm.repository import render_trtllm
 from python_backend.contract import model_contract
 
@@ -110,6 +110,20 @@ def test_both_deployments_are_in_order(cpu: Path) -> None:
 
 def test_a_compiled_engine_is_in_order(gpu: Path) -> None:
     assert check_repository(gpu) == []
+
+
+def test_log_probs_of_a_compiled_engine_are_made_of_its_logits(gpu: Path) -> None:
+    configs = {name: from_text((gpu / name / "config.pbtxt").read_text()) for name in MODELS}
+    steps = {step.model_name: step for step in configs["ensemble"].ensemble_scheduling.step}
+    asking, engine, making = (steps[name] for name in ("preprocessing", "tensorrt_llm", "postprocessing"))
+    assert asking.input_map["TOP_LOGPROBS"] == "top_logprobs"
+    assert engine.input_map["return_generation_logits"] == asking.output_map["OUT_RETURN_GENERATION_LOGITS"]
+    assert making.input_map["GENERATION_LOGITS"] == engine.output_map["generation_logits"]
+    assert making.output_map["LOGPROBS"] == "logprobs"
+    assert {"top_logprobs", "return_generation_logits"} <= {tensor.name for tensor in configs["ensemble"].input}
+    assert "logprobs_mode" not in {tensor.name for tensor in configs["ensemble"].input}
+    for name in ("preprocessing", "postprocessing"):
+        assert configs[name].parameters["top_logprobs"].string_value == "5"
 
 
 CPU_FAULTS = [
