@@ -16,7 +16,7 @@ _LAST_STEPS_S = 0.25  # the gauge is up to 0.1 s old, and the last responses sti
 def wait_until_idle(
     addresses: Addresses, timeout_s: float, give_up: Callable[[], bool] = lambda: False, period_s: float = 0.05
 ) -> bool:
-    """True as soon as nothing is active, or nobody says how much is; False after timeout_s or once give_up() is so."""
+    """True as soon as all engines say that nothing is active, or there is none; False after timeout_s or give_up()."""
     deadline = time.monotonic() + timeout_s
     idle_since: float | None = None
     while idle_since is None or time.monotonic() < idle_since + _LAST_STEPS_S:
@@ -28,6 +28,11 @@ def wait_until_idle(
             return False
         time.sleep(period_s)
     return True
+
+
+def has_engine(addresses: Addresses) -> bool:
+    """Whether somebody says how much is active."""
+    return bool(_active_requests(addresses))
 
 
 def _active_requests(addresses: Addresses) -> list[float]:

@@ -20,6 +20,7 @@ from python_backend.server.workspace import Workspace, sweep
 _KEPT_LOGS = 10
 _PERIOD_S = 0.1
 _ONE_STOP_S = 1.0  # signals so close together are one: make and timeout pass on what the whole group got already
+_UNLOAD_S = 5.0
 _EVERY_ANSWER = {"tensorrt_llm", "postprocessing"}  # no answer can go on without these
 
 
@@ -166,9 +167,10 @@ class Launcher:
             again = again or (got is not None and time.monotonic() > asked + _ONE_STOP_S)
             return again
 
-        server.terminate(patience_s, forced)
-        told = time.monotonic()
-        while server.exit_code() is None and time.monotonic() < told + self._options.exit_timeout_s + 5:
+        idle = server.terminate(patience_s, forced)
+        # An ensemble's request whose client has gone counts as running in Triton 2.51 for ever.
+        deadline = time.monotonic() + (_UNLOAD_S if idle else self._options.exit_timeout_s + 5)
+        while server.exit_code() is None and time.monotonic() < deadline:
             if forced(_PERIOD_S):
                 server.kill()
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from python_backend.server.addresses import Addresses
-from python_backend.server.drain import wait_until_idle
+from python_backend.server.drain import has_engine, wait_until_idle
 from python_backend.server.stubs import Stub, stubs_of
 from python_backend.server.watcher import end_group, living
 from python_backend.server.workspace import Workspace
@@ -59,7 +59,7 @@ class TritonProcess:
         """Models one of whose processes has ended since `watch_models`."""
         return {stub.model for stub in self._stubs if not stub.lives()}
 
-    def terminate(self, patience_s: float, give_up: Callable[[], bool]) -> None:
+    def terminate(self, patience_s: float, give_up: Callable[[], bool]) -> bool:
         """Lets what runs finish, refuses what comes, and asks Triton to stop.
 
         The stubs get SIGTERM first: they do not die of it, and the engine's model takes it as the sign to refuse new
@@ -69,12 +69,18 @@ class TritonProcess:
         Args:
             patience_s: how long running requests may take.
             give_up: asked again and again; True ends the waiting.
+
+        Returns:
+            True when the engine has ended all that it had, so that Triton has nothing to wait for.
         """
         self._tell_stubs()
-        if not wait_until_idle(self._addresses, patience_s, give_up):
+        idle = wait_until_idle(self._addresses, patience_s, give_up)
+        if not idle:
             self._tell_stubs()
-            wait_until_idle(self._addresses, _CANCEL_S, give_up)
+            idle = wait_until_idle(self._addresses, _CANCEL_S, give_up)
+        idle = idle and has_engine(self._addresses)
         _send(self._server.pid, signal.SIGTERM)
+        return idle
 
     def kill(self) -> None:
         """Ends server and stubs at once."""
