@@ -11,9 +11,10 @@ ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = {
     "serve": [],
     "loadtest": ["loadtest"],
-    "dev": ["dev", "loadtest", "xgrammar"],
+    "dev": ["dev", "loadtest", "xgrammar", "tracing"],
     "bench": ["bench"],
     "xgrammar": ["xgrammar"],
+    "tracing": ["tracing"],
 }
 COMMON = ["--universal", "--generate-hashes", "--no-annotate", "--quiet", "--custom-compile-command", "make lock"]
 INDEX = ["--default-index", "https://pypi.org/simple"]  # the locks must not depend on this machine's mirrors

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from python_backend.guided.guide import KINDS
 from python_backend.telemetry.families import FamilySpec, Series
 
 if TYPE_CHECKING:
@@ -23,7 +24,10 @@ MASK_TIME = FamilySpec(
 )
 HISTOGRAMS = (COMPILE_TIME, MASK_TIME)
 CACHE = FamilySpec("llm_guide_cache_total", "Look-ups of compiled structures, by result", "result", ("hit", "miss"))
-COUNTERS = (CACHE,)
+REQUESTS = FamilySpec(
+    "llm_guide_requests_total", "Requests with a guide that have ended, by its type", "guide_type", KINDS
+)
+COUNTERS = (CACHE, REQUESTS)
 
 MASKS_PER_UPDATE = 32
 
@@ -34,7 +38,12 @@ class GuideMetrics:
     def __init__(self, factory: MetricFactory, labels: Mapping[str, str]) -> None:
         self._histograms = {spec.name: Series(factory, factory.HISTOGRAM, spec, labels) for spec in HISTOGRAMS}
         self._cache = Series(factory, factory.COUNTER, CACHE, labels)
+        self._requests = Series(factory, factory.COUNTER, REQUESTS, labels)
         self._counted = dict.fromkeys(CACHE.values, 0)
+
+    def ended(self, kind: str) -> None:
+        """Count one request with a guide of that type."""
+        self._requests[kind].increment(1)
 
     def compiled(self, seconds: float) -> None:
         """Observe one compilation."""

@@ -231,8 +231,8 @@ class TritonPythonModel:
     def _part_ended(self, event: RequestOutput, part: Part) -> None:
         perf, request = event.perf, part.request
         self._release(request.request_id, part.output_tokens)
-        if event.error is not None and request.guide is not None and self._guides is not None:
-            self._guides.forget(request.guide)
+        if request.guide is not None and self._guides is not None:
+            self._guides.ended(request.guide, failed=event.error is not None)
         self._request_metrics.ended(
             RequestRecord(
                 input_tokens=len(request.prompt_ids),

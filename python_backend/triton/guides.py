@@ -103,9 +103,12 @@ class GuideService:
     def _decode(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
-    def forget(self, guide: Guide) -> None:
-        """A request with this guide has failed: compile it anew next time."""
-        self._compiler.forget(guide)
+    def ended(self, guide: Guide, failed: bool) -> None:
+        """Count a request with this guide; after one that failed the guide is compiled anew."""
+        if self._metrics is not None:
+            self._metrics.ended(guide.kind)
+        if failed:
+            self._compiler.forget(guide)
 
     def update(self, mask_times_s: list[float]) -> None:
         """Bring the metrics up to date, given the seconds of each mask since the last call."""

@@ -7,15 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from python_backend.telemetry import adapters, gauges, guides, requests
+from python_backend.telemetry.catalogue import FAMILIES
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
-SPECS = [
-    *(*gauges.GAUGES, *gauges.COUNTERS),
-    *(*requests.HISTOGRAMS, *requests.COUNTERS),
-    *(*guides.HISTOGRAMS, *guides.COUNTERS),
-    *(*adapters.GAUGES, *adapters.COUNTERS, *adapters.HISTOGRAMS),
-]
+SPECS = [family.spec for family in FAMILIES.values()]
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)

@@ -23,8 +23,10 @@ from clients.types import GenerateRequest
 from python_backend.lora.peft import read_peft
 from python_backend.lora.registry import task_id_of
 from python_backend.lora.rows import to_rows
+from python_backend.telemetry.dashboard import expressions
 from tests.server.launched import ROOT, LaunchedServer
-from tests.server.wire import metric, wait_until
+from tests.server.promql import unanswered
+from tests.server.wire import metric, metrics_text, wait_until
 from tests.unit.tiny_adapters import base_of, random_tensors, write_peft
 
 if TYPE_CHECKING:
@@ -107,6 +109,12 @@ def test_more_adapters_than_the_cache_holds_are_served_in_turn(deployment, alone
     assert metric(deployment.addresses, "llm_lora_adapters") == 2
     assert metric(deployment.addresses, "llm_lora_requests_total", adapter="a0") >= 3
     assert metric(deployment.addresses, "llm_lora_load_seconds_count") >= 6
+
+
+def test_every_query_of_the_dashboard_about_adapters_finds_its_series(deployment):
+    about = [text for text in expressions() if "llm_lora_" in text]
+    assert len(about) >= 9
+    assert unanswered(about, metrics_text(deployment.addresses)) == []
 
 
 @pytest.mark.parametrize("columns", [3, 4])
