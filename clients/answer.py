@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from clients import tracing
 from clients.errors import Cancelled, ServerFailure, StreamBroken, out_of_time
 from clients.log_probs import LogProb, parse_content
 from clients.types import Chunk, GenerateRequest, Result, SequenceResult, Usage
@@ -42,6 +43,7 @@ class Answer:
         self._logprobs_distribution: str | None = None
         self._num_input_tokens: int | None = None
         self._num_output_tokens: int | None = None
+        self.span = tracing.open_span(request, request_id)
 
     def add(self, outputs: Mapping[str, Any]) -> Chunk | None:
         """Take the output tensors of one response; None when it held no news.
@@ -100,6 +102,23 @@ class Answer:
             Cancelled: somebody else's stop request ended it.
             ServerFailure: the server says that it ended by an error.
         """
+        try:
+            self._judge(complete)
+        except Exception as error:
+            self._close_span(error)
+            raise
+        self._close_span(None)
+
+    def __del__(self) -> None:
+        # Cancelled, or never begun.
+        self._close_span(None)
+
+    def _close_span(self, error: Exception | None) -> None:
+        if self.span is not None:
+            tracing.close_span(self.span, self.result(), error)
+            self.span = None
+
+    def _judge(self, complete: bool) -> None:
         if self.cancelled:
             return
         if not complete:

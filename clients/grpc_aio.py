@@ -11,7 +11,7 @@ import grpc
 from google.protobuf import json_format
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from clients import wire
+from clients import tracing, wire
 from clients.answer import Answer
 from clients.errors import (
     ClientError,
@@ -117,7 +117,8 @@ class AsyncGrpcClient:
         message = wire.infer_request(
             self.model, answer.request_id, info.tensors(request, timeout), info.wanted_outputs(request)
         )
-        call = self.stub.ModelStreamInfer(iter([message]), timeout=info.patience(timeout), metadata=TYPED_ERRORS)
+        metadata = (*TYPED_ERRORS, *tracing.headers(answer.span).items())
+        call = self.stub.ModelStreamInfer(iter([message]), timeout=info.patience(timeout), metadata=metadata)
         return AsyncStream(self, call, answer)
 
 

@@ -17,7 +17,7 @@ import grpc
 from google.protobuf import json_format
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from clients import leftovers, wire
+from clients import leftovers, tracing, wire
 from clients.answer import Answer
 from clients.errors import (
     ClientError,
@@ -155,7 +155,8 @@ class GrpcClient:
         message = wire.infer_request(
             self.model, answer.request_id, info.tensors(request, timeout), info.wanted_outputs(request)
         )
-        call = self.stub.ModelStreamInfer(iter([message]), timeout=info.patience(timeout), metadata=TYPED_ERRORS)
+        metadata = (*TYPED_ERRORS, *tracing.headers(answer.span).items())
+        call = self.stub.ModelStreamInfer(iter([message]), timeout=info.patience(timeout), metadata=metadata)
         return Stream(self, call, answer)
 
 

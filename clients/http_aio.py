@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from clients import http_wire, wire
+from clients import http_wire, tracing, wire
 from clients.answer import Answer
 from clients.errors import ClientError, connection_lost, from_http, out_of_time, unreachable
 from clients.http_answer import HttpAnswer
@@ -133,7 +133,7 @@ class AsyncHttpStream:
     async def open(self) -> None:
         """Send the request and wait until the server takes or refuses it."""
         url = f"{self._client.url}/v2/models/{self._client.model}/{self._http.verb}"
-        headers = http_wire.headers(self.request_id)
+        headers = http_wire.headers(self.request_id) | tracing.headers(self._answer.span)
         try:
             self._reply = await self._client.session.post(
                 url, data=self._http.body, headers=headers, timeout=self._limits

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import urllib3
 
-from clients import http_wire, leftovers, wire
+from clients import http_wire, leftovers, tracing, wire
 from clients.answer import Answer
 from clients.errors import (
     ClientError,
@@ -151,7 +151,9 @@ class HttpClient:
             raise from_http(reply.status, reply.data, self.url)
         return reply.data
 
-    def open(self, verb: str, body: bytes, request_id: str, read_timeout: float | None) -> urllib3.BaseHTTPResponse:
+    def open(
+        self, verb: str, body: bytes, headers: dict[str, str], read_timeout: float | None
+    ) -> urllib3.BaseHTTPResponse:
         """POST to the model and return the response unread.
 
         Raises:
@@ -159,7 +161,6 @@ class HttpClient:
             ClientError: no connection, or refused.
         """
         limits = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=read_timeout)
-        headers = http_wire.headers(request_id)
         try:
             reply = self._pool.request(
                 "POST",
@@ -195,7 +196,8 @@ class HttpStream:
         self._answer = http.answer
         self._deadline = None if patience is None else time.monotonic() + patience
         try:
-            self._reply = client.open(http.verb, http.body, self.request_id, patience)
+            headers = http_wire.headers(self.request_id) | tracing.headers(self._answer.span)
+            self._reply = client.open(http.verb, http.body, headers, patience)
         except DeadlineExceeded:
             self._stop()
             raise out_of_time(self._answer.timeout) from None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from python_backend.errors import BuildError, EnvironmentFault, StackError
-from python_backend.server import preflight, readiness
+from python_backend.server import preflight, readiness, traces
 from python_backend.server.addresses import Addresses
 from python_backend.server.log_reader import LogReader, for_a_person, load_failures
 from python_backend.server.triton_process import TritonProcess
@@ -78,6 +78,7 @@ class Launcher:
             self._log = LogReader(log_file)
             if self._await_ready(server, addresses):
                 server.watch_models()
+                traces.leave_out("health", addresses)
                 self._ready(f"READY {addresses} after {time.monotonic() - started:.1f} s")
                 patience_s = self._serve(server)
                 self._stop(server, patience_s)

@@ -14,6 +14,7 @@ from pathlib import Path
 from python_backend.server.addresses import Addresses
 from python_backend.server.drain import has_engine, wait_until_idle
 from python_backend.server.stubs import Stub, stubs_of
+from python_backend.server.traces import trace_options
 from python_backend.server.watcher import end_group, living
 from python_backend.server.workspace import Workspace
 
@@ -136,6 +137,7 @@ def _command(workspace: Workspace, repository: Path, addresses: Addresses, exit_
         f"--exit-timeout-secs={exit_timeout_s}",
         "--disable-auto-complete-config",  # the repository is complete; else every stub would be started twice
         "--log-verbose=0",
+        *trace_options(),
     ]
     return command
 

@@ -24,6 +24,7 @@ from python_backend.telemetry.gauges import EngineMetrics
 from python_backend.telemetry.health import EngineHealth
 from python_backend.telemetry.poller import Poller
 from python_backend.telemetry.requests import RequestMetrics, RequestRecord
+from python_backend.telemetry.tracing import tracing_from_environment
 from python_backend.text.detokenize import context_start
 from python_backend.text.stop import StopText
 from python_backend.text.tokenizer import Tokenizer
@@ -40,6 +41,7 @@ from python_backend.triton.parameters import parameters_of
 from python_backend.triton.parse import is_stop, parse_requests
 from python_backend.triton.respond import Responder
 from python_backend.triton.settings import read_settings
+from python_backend.triton.trace import traceparent_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -81,6 +83,8 @@ class TritonPythonModel:
         self._deliverer.stop()
         self._watcher.stop()
         self._poller.stop()
+        if self._tracing is not None:
+            self._tracing.stop()
         if self._guides is not None:
             self._guides.stop()
 
@@ -91,6 +95,7 @@ class TritonPythonModel:
         for note in settings.notes:
             _log.warning(note)
         self._closing = False
+        self._tracing, self._model_name = tracing_from_environment(), settings.checkpoint_dir.parent.name
         self._health = EngineHealth(settings.health_patience_s)
         self._engine_ids = map(str, itertools.count())
         self._tokenizer = Tokenizer.from_dir(settings.tokenizer_dir)
@@ -156,8 +161,11 @@ class TritonPythonModel:
         )
         wanted = request.requested_output_names()
         answer = Answer(request.request_id(), sender)
+        traceparent = "" if self._tracing is None else traceparent_of(request)
         for prompt in prompts:
-            answer.parts[prompt.request_id] = Part(prompt, Responder(prompt, wanted, self._clean_start, self._tokens))
+            answer.parts[prompt.request_id] = Part(
+                prompt, Responder(prompt, wanted, self._clean_start, self._tokens), traceparent=traceparent
+            )
         if self._adapters is None:
             refuse_adapters(tensors)
         else:
@@ -233,19 +241,20 @@ class TritonPythonModel:
         self._release(request.request_id, part.output_tokens)
         if request.guide is not None and self._guides is not None:
             self._guides.ended(request.guide, failed=event.error is not None)
-        self._request_metrics.ended(
-            RequestRecord(
-                input_tokens=len(request.prompt_ids),
-                output_tokens=part.output_tokens,
-                finish_reason=part.finish_reason or "error",
-                arrival_ns=request.arrival_ns,
-                first_scheduled_ns=perf.first_scheduled_ns if perf else 0,
-                first_token_ns=perf.first_token_ns if perf else 0,
-                last_token_ns=perf.last_token_ns if perf else 0,
-                end_ns=time.monotonic_ns(),
-                sequences=request.sampling.num_return_sequences,
-            )
+        record = RequestRecord(
+            input_tokens=len(request.prompt_ids),
+            output_tokens=part.output_tokens,
+            finish_reason=part.finish_reason or "error",
+            arrival_ns=request.arrival_ns,
+            first_scheduled_ns=perf.first_scheduled_ns if perf else 0,
+            first_token_ns=perf.first_token_ns if perf else 0,
+            last_token_ns=perf.last_token_ns if perf else 0,
+            end_ns=time.monotonic_ns(),
+            sequences=request.sampling.num_return_sequences,
         )
+        self._request_metrics.ended(record)
+        if self._tracing is not None and part.traceparent:
+            self._tracing.request(part.traceparent, self._model_name, request, record, event.error)
 
     def _poll(self) -> None:
         stats, in_flight = self._engine.stats(), len(self._in_flight)

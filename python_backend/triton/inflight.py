@@ -24,6 +24,7 @@ class Part:
     responder: Responder
     output_tokens: int = 0  # of the sequences that have ended
     finish_reason: FinishReason | None = None
+    traceparent: str = ""  # of Triton's span; empty: not traced
 
 
 @dataclass(slots=True, eq=False)
