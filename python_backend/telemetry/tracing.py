@@ -78,7 +78,7 @@ class Tracing:
         whole = self._span(name, self._extract({"traceparent": parent}), arrival_ns, end_ns, attributes)
         context = set_span_in_context(whole)
         phases = (semconv.QUEUE, semconv.PREFILL, semconv.DECODE)
-        for phase, begun_ns, over_ns in zip(phases, times_ns, times_ns[1:], strict=True):
+        for phase, begun_ns, over_ns in zip(phases, times_ns[:-1], times_ns[1:], strict=True):
             if begun_ns:
                 self._span(phase, context, begun_ns, over_ns or end_ns, {})
 
