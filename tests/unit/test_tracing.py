@@ -72,6 +72,7 @@ def test_a_request_that_failed_in_its_prompt_has_no_decode_and_the_error(exporte
 
 def test_there_is_no_cost_without_prices_and_it_is_the_sum_with_them(exporter, monkeypatch):
     assert "triton_llm.cost" not in spans(exporter)[0]["text_completion demo"].attributes
-    exporter.clear()
     monkeypatch.setenv("LLM_PRICE_PER_MILLION_OUTPUT_TOKENS", "10")
-    assert spans(exporter)[0]["text_completion demo"].attributes["triton_llm.cost"] == pytest.approx(50e-6)
+    assert spans(InMemorySpanExporter())[0]["text_completion demo"].attributes["triton_llm.cost"] == pytest.approx(
+        50e-6
+    )
