@@ -1,4 +1,4 @@
-"""What README.md tells a new user to type, typed: every shell and Python block runs against the real server."""
+"""What README.md and the page of log-probs tell a new user to type, typed, block by block, against the real server."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from build_engines.spec import load_spec
 from tests.server.launched import ServerAddresses
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```(sh|python|yaml)\n(.*?)```", README, flags=re.DOTALL)
-RUNNABLE = [(kind, code) for kind, code in BLOCKS if kind != "yaml" and not code.startswith("make serve")]
+PAGES = [(ROOT / page).read_text() for page in ("README.md", "docs/logprobs.md")]
+BLOCKS, BLOCKS_OF_LOGPROBS = (re.findall(r"```(sh|python|yaml)\n(.*?)```", page, flags=re.DOTALL) for page in PAGES)
+RUNNABLE = [
+    (kind, code) for kind, code in BLOCKS + BLOCKS_OF_LOGPROBS if kind != "yaml" and not code.startswith("make serve")
+]
 
 
 def test_the_first_command_is_make_serve():
