@@ -13,6 +13,7 @@ _COLOURS = {
     "kv_cache": "#4c9a63",
     "unused": "#e4e4e4",
 }
+_LABELLED = 0.2  # share of the card from which a use has its name in the bar
 _WIDTH, _BAR, _LEFT, _ROW = 640, 36, 20, 22
 
 
@@ -22,13 +23,18 @@ def memory_picture(report: dict[str, Any]) -> str:
     capacity = memory["capacity_bytes"]
     uses = {use: max(0, memory[f"{use}_bytes"]) for use in _COLOURS}
     scale = (_WIDTH - 2 * _LEFT) / max(capacity, sum(uses.values()))
-    title = f"{report['name']}: one of {hardware['cards']} x {hardware['card']}, {capacity / 1e9:.0f} GB"
+    of = f"one {hardware['card']}" if hardware["cards"] == 1 else f"each of {hardware['cards']} x {hardware['card']}"
+    title = f"{report['name']}: memory of {of}, {capacity / 1e9:.0f} GB"
     if not memory["fits"]:
         title += " (does not fit)"
     parts = [f'<text x="{_LEFT}" y="24" font-size="15">{escape(title)}</text>']
     x = float(_LEFT)
     for use, size in uses.items():
         parts.append(f'<rect x="{x:.1f}" y="36" width="{size * scale:.1f}" height="{_BAR}" fill="{_COLOURS[use]}"/>')
+        if size > _LABELLED * capacity and use != "unused":
+            label = f"{use.replace('_', ' ')} {100 * size / capacity:.0f} %"
+            middle = f'x="{x + size * scale / 2:.1f}" y="{36 + _BAR / 2 + 5:.0f}" text-anchor="middle" fill="white"'
+            parts.append(f"<text {middle}>{escape(label)}</text>")
         x += size * scale
     end = _LEFT + capacity * scale
     parts.append(f'<line x1="{end:.1f}" y1="30" x2="{end:.1f}" y2="{42 + _BAR}" stroke="#c33" stroke-width="2"/>')

@@ -75,7 +75,9 @@ def _hardware(plan: EnginePlan) -> dict[str, Any]:
 
 def _weights(plan: EnginePlan) -> dict[str, Any]:
     kinds = weights_by_kind(plan.shape, plan.weights)
-    quantizes = not plan.on_cpu and plan.weights.weight_bits < plan.weights.compute_bits
+    algo = plan.spec.deployment.quantization.quant_algo
+    published = algo == "FP8_BLOCK_SCALES"  # such checkpoints are taken as they are
+    quantizes = not plan.on_cpu and not published and plan.weights.weight_bits < plan.weights.compute_bits
     return {
         "linear_bits": plan.weights.resident_bits,
         "bytes_by_kind": kinds,

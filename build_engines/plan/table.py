@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+Titled = tuple[Text, Table]
 _GB, _GIB = 1e9, 1 << 30
 _USES = ("weights", "activations", "runtime", "adapters", "kv_cache", "unused")
 
@@ -20,10 +21,13 @@ _USES = ("weights", "activations", "runtime", "adapters", "kv_cache", "unused")
 def tables(report: dict[str, Any]) -> RenderableType:
     """The report of a plan, laid out."""
     warnings = [Text(f"warning: {text}.") for text in report["warnings"]]
-    return Group(_model(report), _memory(report), _lengths(report), _times(report), _advice(report), *warnings)
+    parts: list[RenderableType] = []
+    for part in (_model, _memory, _lengths, _times, _advice):
+        parts += part(report)
+    return Group(*parts, *warnings)
 
 
-def _model(report: dict[str, Any]) -> Table:
+def _model(report: dict[str, Any]) -> Titled:
     model, hardware, kv = report["model"], report["hardware"], report["kv_cache"]
     parameters = model["parameters"]
     rows = [("parameters", f"{parameters['total']:,}")]
@@ -51,32 +55,32 @@ def _needed(needed: dict[str, int] | None) -> str:
     return "none hold it" if needed is None else f"{needed['cards']} (tp {needed['tp']}, pp {needed['pp']})"
 
 
-def _memory(report: dict[str, Any]) -> Table:
+def _memory(report: dict[str, Any]) -> Titled:
     memory = report["memory_per_card"]
-    table = Table("use", title=f"memory of one card, {memory['capacity_bytes'] / _GB:.0f} GB", title_justify="left")
+    table = Table("use")
     table.add_column("GB", justify="right")
     table.add_column("share", justify="right")
     for use in _USES:
         size = memory[f"{use}_bytes"]
         table.add_row(use.replace("_", " "), f"{size / _GB:.2f}", f"{100 * size / memory['capacity_bytes']:.1f} %")
-    return table
+    return _titled(f"memory of one card, {memory['capacity_bytes'] / _GB:.0f} GB", table)
 
 
-def _lengths(report: dict[str, Any]) -> Table:
+def _lengths(report: dict[str, Any]) -> Titled:
     memory, kv = report["memory_per_card"], report["kv_cache"]
     title = f"KV cache: {memory['max_tokens_in_kv_cache']:,} tokens"
-    table = Table(title=title if memory["fits"] else f"{title}, NOT ENOUGH for one sequence", title_justify="left")
+    table = Table()
     table.add_column("tokens a sequence", justify="right")
     table.add_column("sequences at once", justify="right")
     table.add_column("GiB a sequence", justify="right")
     for length, count in memory["concurrent_sequences_at_length"].items():
         table.add_row(f"{int(length):,}", f"{count:,}", f"{int(length) * kv['bytes_per_token'] / _GIB:.2f}")
-    return table
+    return _titled(title if memory["fits"] else f"{title}, NOT ENOUGH for one sequence", table)
 
 
-def _times(report: dict[str, Any]) -> Table:
+def _times(report: dict[str, Any]) -> Titled:
     times = report["roofline"]
-    table = Table("what", title="times", title_justify="left")
+    table = Table("what")
     table.add_column("at peak, ms", justify="right")
     table.add_column("expected, ms", justify="right")
     for tokens, seconds in times["prefill_s"].items():
@@ -87,10 +91,10 @@ def _times(report: dict[str, Any]) -> Table:
             _ms(seconds),
             _ms(times["decode_step_expected_s"][batch]),
         )
-    return table
+    return _titled("times of one instance", table)
 
 
-def _advice(report: dict[str, Any]) -> Table:
+def _advice(report: dict[str, Any]) -> Titled:
     traffic, slo, found = report["traffic"], report["slo"], report["suggestion"]
     start, moved = report["cold_start"], report["hand_over"]
     rows = [
@@ -102,7 +106,7 @@ def _advice(report: dict[str, Any]) -> Table:
     ]
     if found["possible"]:
         rows += [
-            ("instances", f"{found['instances']} ({found['cards']} cards)"),
+            ("instances", f"{found['instances']} ({_cards(found['cards'])})"),
             ("max_batch_size", str(found["max_batch_size"])),
             ("max_num_tokens", str(found["max_num_tokens"])),
             ("max_seq_len", str(found["max_seq_len"])),
@@ -123,11 +127,20 @@ def _advice(report: dict[str, Any]) -> Table:
     return _table("suggestion", rows)
 
 
-def _table(title: str, rows: Iterable[tuple[str, str]]) -> Table:
-    table = Table(title=title, title_justify="left", show_header=False)
+def _table(title: str, rows: Iterable[tuple[str, str]]) -> Titled:
+    table = Table(show_header=False)
     for row in rows:
         table.add_row(*row)
-    return table
+    return _titled(title, table)
+
+
+def _titled(title: str, table: Table) -> Titled:
+    """A title of its own line: one that belongs to the table would be broken at the table's width."""
+    return Text(f"\n{title}", style="bold"), table
+
+
+def _cards(count: int) -> str:
+    return "1 card" if count == 1 else f"{count} cards"
 
 
 def _ms(seconds: float) -> str:

@@ -54,6 +54,7 @@ def stages(plan: EnginePlan) -> list[Stage]:
     spec = plan.spec
     layout_of({"architectures": [plan.shape.architecture]}, str(spec.file.path))
     draft = spec.deployment.speculative
+    _check_medusa(spec)
     found: list[Stage] = []
     if draft is not None and draft.mode == "eagle":
         found.append(
@@ -211,6 +212,17 @@ def _draft_stages(plan: EnginePlan) -> list[Stage]:
         ),
         Stage("compile the draft engine", DRAFT_ENGINE, build.checked()),
     ]
+
+
+def _check_medusa(spec: Spec) -> None:
+    """Medusa's heads reach a checkpoint through one tool only, which always quantises."""
+    deployment = spec.deployment
+    if deployment.speculative is None or deployment.speculative.mode != "medusa":
+        return
+    quantized = deployment.quantization.quant_algo in _QFORMATS and deployment.parallel.ep == 1
+    if deployment.source.weights is None or not quantized:
+        text = "is medusa; its heads are added when TensorRT-LLM quantises the weights. Give source.weights, ep 1, and "
+        raise spec.error("speculative.mode", f"{text}quant_algo {', '.join(_QFORMATS)}.")
 
 
 def _require_own_writer(spec: Spec) -> None:

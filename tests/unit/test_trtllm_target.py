@@ -148,6 +148,9 @@ def test_fp8_attention_needs_an_fp8_cache() -> None:
         ("FP8", "FP8", "h100-sxm", "quantize.py --qformat fp8 --kv_cache_dtype fp8"),
         ("W4A16_AWQ", "null", "a100-80gb", "quantize.py --qformat int4_awq"),
         ("NVFP4", "FP8", "b200", "quantize.py --qformat nvfp4"),
+        ("W4A8_AWQ", "FP8", "h100-sxm", "quantize.py --qformat w4a8_awq --kv_cache_dtype fp8"),
+        ("FP8_PER_CHANNEL_PER_TOKEN", "FP8", "h100-sxm", "quantize.py --qformat fp8_pc_pt"),
+        ("W4A16", "null", "l40s", "llama/convert_checkpoint.py --use_weight_only --weight_only_precision int4"),
         ("NO_QUANT", "null", "a100-80gb", "llama/convert_checkpoint.py --dtype auto"),
         ("W8A16", "INT8", "a100-80gb", "llama/convert_checkpoint.py --use_weight_only --int8_kv_cache"),
         (
@@ -178,6 +181,59 @@ def test_spread_experts_go_through_our_own_checkpoint_writer() -> None:
     assert second.command.endswith("--tp 2 --pp 1 --ep 2")
     assert isinstance(third.command, Command)
     assert third.command.flags["--moe_plugin"] == "auto"
+
+
+MEDUSA = "{mode: medusa, max_draft_len: 63, num_medusa_heads: 4, draft_model: /models/heads}"
+EAGLE = "{mode: eagle, max_draft_len: 63, draft_model: /models/eagle-checkpoint}"
+LOOKAHEAD = (
+    "{mode: lookahead_decoding, max_draft_len: 83, lookahead_window_size: 7, lookahead_ngram_size: 7, "
+    "lookahead_verification_set_size: 7}"
+)
+
+
+@pytest.mark.parametrize(
+    ("section", "build", "first", "parameters"),
+    [
+        (MEDUSA, "medusa 63", "--medusa_model_dir /models/heads --num_medusa_heads 4", {"decoding_mode": "medusa"}),
+        (EAGLE, "eagle 63", "cp -r /models/eagle-checkpoint", {"decoding_mode": "eagle"}),
+        (LOOKAHEAD, "lookahead_decoding 83", "quantize.py", {
+            "decoding_mode": "lookahead", "lookahead_window_size": "7", "lookahead_ngram_size": "7",
+            "lookahead_verification_set_size": "7",
+        }),
+    ],
+    ids=["medusa", "eagle", "lookahead"],
+)  # fmt: skip
+def test_a_speculative_mode_is_in_checkpoint_engine_and_repository(
+    section: str, build: str, first: str, parameters: dict[str, str], tmp_path: Path
+) -> None:
+    changes = ("\ntraffic:", f"\nspeculative: {section}\n\ntraffic:")
+    spec = spec_file(tmp_path, "llama-3.3-70b-h100-tp4", changes)
+    made, compiled = stages(plan_of(spec))[:2]
+    text = made.command if isinstance(made.command, str) else " ".join(words_of(made.command))
+    assert first in text
+    assert isinstance(compiled.command, Command)
+    mode, length = build.split()
+    assert compiled.command.flags["--speculative_decoding_mode"] == mode
+    assert compiled.command.flags["--max_draft_len"] == int(length)
+    config = configs_of(dry_run(spec, tmp_path))["tensorrt_llm"]
+    assert {key: config.parameters[key].string_value for key in parameters} == parameters
+
+
+def test_medusa_heads_are_not_lost_on_the_way(tmp_path: Path) -> None:
+    section = ("\ntraffic:", f"\nspeculative: {MEDUSA}\n\ntraffic:")
+    plain = ("  quant_algo: FP8", "  quant_algo: NO_QUANT")
+    spec = spec_file(tmp_path, "llama-3.3-70b-h100-tp4", section, plain)
+    with pytest.raises(BuildError, match=r"speculative.mode: is medusa; its heads are added when"):
+        stages(plan_of(spec))
+
+
+def test_latent_attention_is_sent_to_the_llm_api(tmp_path: Path) -> None:
+    algo = ("quant_algo: FP8_BLOCK_SCALES", "quant_algo: FP8")
+    spec = spec_file(tmp_path, "deepseek-v3-h200-tp8", algo, ("target: llmapi", "target: trtllm"))
+    with pytest.raises(
+        BuildError, match=r"DeepseekV3ForCausalLM has no TensorRT-LLM checkpoint of ours.*Target llmapi"
+    ):
+        stages(plan_of(spec))
 
 
 def test_a_draft_model_gets_an_engine_of_its_own() -> None:
