@@ -26,6 +26,7 @@ _PREPROCESSING = EnsembleStep(
         "LORA_NAME": "lora_name",
         "GUIDED_DECODING_GUIDE_TYPE": "guided_decoding_guide_type",
         "GUIDED_DECODING_GUIDE": "guided_decoding_guide",
+        "GUIDED_DECODING_STRICT": "guided_decoding_strict",
         "DECODER_QUERY": "decoder_text_input",
         "REQUEST_OUTPUT_LEN": "max_tokens",
         "BAD_WORDS_DICT": "bad_words",

@@ -79,11 +79,12 @@ class Preprocessor:
         results: dict[int, dict[str, npt.NDArray[Any]] | Exception] = {}
         tensors: dict[int, pb.Tensors] = {}
         inputs: dict[int, PromptInputs] = {}
+        guide_warnings: dict[int, list[str]] = {}
         for index, request in enumerate(requests):
             try:
                 tensors[index] = pb.read_inputs(request)
                 self._refuse_unsupported(tensors[index], request.request_id())
-                self._check_guides(tensors[index])
+                guide_warnings[index] = self._check_guides(tensors[index])
                 inputs[index] = _prompt_inputs(tensors[index])
             except Exception as error:  # whatever it is, it concerns this request alone
                 results[index] = error
@@ -93,6 +94,7 @@ class Preprocessor:
                     results[index] = prompts
                     continue
                 wanted = requests[index].requested_output_names()
+                prompts.warnings.extend(guide_warnings[index])
                 outputs = self._outputs(tensors[index], prompts)
                 results[index] = {name: array for name, array in outputs.items() if not wanted or name in wanted}
             except Exception as error:
@@ -118,14 +120,18 @@ class Preprocessor:
                 "Set the request's id."
             )
 
-    def _check_guides(self, tensors: pb.Tensors) -> None:
-        """Our own engine checks guides more thoroughly, where they are compiled."""
+    def _check_guides(self, tensors: pb.Tensors) -> list[str]:
+        """Warnings; our own engine checks guides more thoroughly, where they are compiled."""
         if self._settings.target == "cpu" or "GUIDED_DECODING_GUIDE_TYPE" not in tensors:
-            return
+            return []
         kinds = _one_each(tensors, "GUIDED_DECODING_GUIDE_TYPE") or []
         texts = _one_each(tensors, "GUIDED_DECODING_GUIDE") or [""] * len(kinds)
+        strict = bool(np.all(tensors.get("GUIDED_DECODING_STRICT", True)))
+        found: list[str] = []
         for kind, text in zip(kinds, texts, strict=True):
-            check_for_target(Guide(kind, text), self._settings.target)
+            guide = Guide(kind, text, strict=strict)
+            found += check_for_target(guide, self._settings.target)
+        return found
 
     def _outputs(self, tensors: pb.Tensors, prompts: Prompts) -> dict[str, npt.NDArray[Any]]:
         tokenizer = self._tokenizer

@@ -329,6 +329,15 @@ def test_a_guide_that_a_gpu_target_would_ignore_is_refused(tmp_path, target, kin
     assert words in message
 
 
+def test_a_keyword_that_a_gpu_target_ignores_is_refused_or_told(tmp_path):
+    trtllm = load(tmp_path, target="trtllm")
+    schema = guide("json_schema", '{"type": "integer", "minimum": 3}')
+    message, _ = error(trtllm, request("x", id="1", **schema))
+    assert "The keyword minimum at #/minimum cannot be enforced" in message
+    loose = run(trtllm, request("x", id="1", **schema, GUIDED_DECODING_STRICT=np.array([[False]])))
+    assert loose["WARNINGS"].tolist() == [[b"The keyword minimum at #/minimum is not enforced."]]
+
+
 def test_guides_that_a_target_enforces_pass(tmp_path):
     trtllm = load(tmp_path / "t", target="trtllm")
     assert run(trtllm, request("x", id="1", **guide("json_schema", '{"type": "object"}'))).error is None
