@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -103,6 +105,14 @@ def test_an_answer_with_drafts_streams(served: ServerAddresses) -> None:
     pieces = texts_of(served, stream=np.ones((1, 1), np.bool_))
     assert len(pieces) > 3
     assert "".join(pieces) == alone(20)
+
+
+def test_our_client_talks_to_it(served: ServerAddresses) -> None:
+    options = ["--url", served.grpc, "--model", "tensorrt_llm_bls", "--stream", "--max-tokens", "20"]
+    command = [sys.executable, "-m", "clients", PROMPT, *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert alone(20).strip() in done.stdout.decode()
 
 
 def test_a_refusal_reaches_the_client(served: ServerAddresses) -> None:
