@@ -1,6 +1,7 @@
 """`python -m loadtests`: a load test against an SLO, with a report.
 
-Exit codes: 0 the SLO is met, 1 it is missed, 2 usage, 3 no server or this machine lacks something.
+Exit codes: 0 the SLO is met, 1 it is missed, 2 usage, 3 no server or this machine lacks something, 130 interrupted
+(with a report of the stages that were over).
 """
 
 from __future__ import annotations
@@ -60,4 +61,6 @@ def _run(options: Options, command: Sequence[str]) -> int:
     summary(outcome, console)
     directory = files.write(outcome)
     print(f"report: {os.path.relpath(directory / 'report.html')}")
+    if outcome.interrupted:
+        return INTERRUPTED
     return 0 if outcome.verdict.passed else 1

@@ -65,7 +65,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     """
     given = _parser().parse_args(argv)
     slo = load(given.slo)
-    workload = given.workload or slo.workload
+    workload = given.workload or ("replay" if given.trace else slo.workload)
     if workload not in WORKLOADS:
         raise UsageFault(f"There is no workload {workload!r}; there are {', '.join(WORKLOADS)}.")
     if given.transport == "http-generate" and {"ttft", "tpot", "itl", "icl", "ttst"} & set(slo.limits_s):
@@ -133,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--grpc-url", help="its gRPC address (default: the next port)")
     add("--metrics-url", help="its Prometheus endpoint (default: the port after that, /metrics)")
     add("--spec", type=Path, help="what to serve when there is no --host")
-    add("--workload", help=f"{', '.join(WORKLOADS)} (default: what the SLO says)")
+    add("--workload", help=f"{', '.join(WORKLOADS)} (default: what the SLO says, with --trace replay)")
     add("--transport", choices=TRANSPORTS, default=TRANSPORTS[0], help="how to ask (default: %(default)s)")
     add("--users", type=_positive, help="requests in flight that have to be held (default: what the SLO says)")
     add("--ladder", type=_numbers(int), help="numbers of users to try, 1,2,4 … (default: 1 to 32)")

@@ -35,6 +35,7 @@ class Outcome:
     machine: dict[str, Any]
     salt: str
     search: Found | None = None
+    interrupted: bool = False
     command: Sequence[str] = field(default_factory=tuple)
 
 

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from tritonclient.utils import InferenceServerException
 
@@ -34,6 +34,7 @@ from loadtests.workloads.burst import BURST_SIZE
 LORA_SPEC = ROOT / "build_engines" / "specs" / "smollm2-135m-lora.yaml"
 _PROBE = stages.Timing(warmup_s=4.0, window_s=12.0, min_requests=4, max_window_s=24.0, grace_s=30.0)
 _OTHER_ARRIVALS = 1000
+_BUSY = 0.25  # load average per core from which on somebody else takes part of the machine
 
 
 class Watcher(Protocol):
@@ -142,6 +143,7 @@ def perform(options: Options, watcher: Watcher, command: Sequence[str]) -> Outco
     Raises:
         LoadTestError: it cannot be run.
     """
+    about = machine.describe(ROOT)  # now: the load average is that of others
     with server_for(options, watcher.say) as server, swarm_for(options) as users:
         job = job_for(options, server)
         users.configure(job)
@@ -149,8 +151,14 @@ def perform(options: Options, watcher: Watcher, command: Sequence[str]) -> Outco
         scraper.start()
         begun_at = clock.now()
         test = Test(options, users, job, scraper, watcher)
+        interrupted = False
         try:
             verdict = test.run()
+        except KeyboardInterrupt:
+            if not test.results:
+                raise
+            interrupted = True
+            verdict = of_ladder(test.results, options.required, options.slo)
         finally:
             users.stop()
             scraper.stop()
@@ -160,12 +168,13 @@ def perform(options: Options, watcher: Watcher, command: Sequence[str]) -> Outco
             about=WORKLOADS[options.workload].about,
             begun_at=begun_at,
             results=sorted(test.results, key=lambda result: result.stage.load) if options.find else test.results,
-            verdict=verdict,
+            verdict=replace(verdict, cautions=(*verdict.cautions, *_others(server, about))),
             records=users.ledger.records,
             samples=scraper.samples,
-            machine=machine.describe(ROOT),
+            machine=about,
             salt=job.salt,
             search=test.found,
+            interrupted=interrupted,
             command=command,
         )
 
@@ -213,6 +222,14 @@ def job_for(options: Options, server: Server) -> Job:
         timeout_s=options.timeout_s,
         think_s=options.think_s,
     )
+
+
+def _others(server: Server, about: dict[str, Any]) -> list[str]:
+    """A caution when a server that was started here had to share the machine."""
+    load, cores = about["load_average"], about["cores"]
+    if not server.started_here or load < _BUSY * cores:
+        return []
+    return [f"This machine was busy before the test began: load average {load:.1f} on {cores} cores."]
 
 
 def _spec(options: Options) -> Path | None:

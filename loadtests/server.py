@@ -80,6 +80,7 @@ def demo_server(spec: Path | None, say: Callable[[str], None]) -> Iterator[Serve
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,  # Ctrl-C is for the test, which then stops the server
     )
     try:
         yield _await_ready(process, say)

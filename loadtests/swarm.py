@@ -128,7 +128,11 @@ def led(bind_host: str, bind_port: int, expected: int, spawn: bool) -> Iterator[
     environment = _environment()
     runner = environment.create_master_runner(bind_host, bind_port)
     command = [sys.executable, "-m", "loadtests", "--worker", f"127.0.0.1:{bind_port}"]
-    processes = [subprocess.Popen(command, stdin=subprocess.DEVNULL) for _ in range(expected if spawn else 0)]
+    processes = [
+        # A session of its own: Ctrl-C is for the one that leads, which then ends them.
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        for _ in range(expected if spawn else 0)
+    ]
     try:
         with _quitting(environment):
             timeout_s = CONNECT_TIMEOUT_S if spawn else 10 * CONNECT_TIMEOUT_S

@@ -15,6 +15,7 @@ from loadtests.slo import Check, Slo
 
 FEW_REQUESTS = 20  # with fewer, a p95 is hardly more than the slowest of them
 _LAG_S = 0.1
+_BUSY_CORES = 0.7  # a process has one
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +63,8 @@ def of_ladder(results: Sequence[StageResult], required: float | None, slo: Slo) 
     needed = next((result for result in ordered if result.stage.load == required), None)
     missed = tuple(check for check in needed.checks if not check.met) if needed else ()
     return Verdict(
-        passed=not missed if needed else holds is not None,
-        required=required,
+        passed=not missed if needed else required is None and holds is not None,
+        required=required if needed else None,
         holds=holds.stage.load if holds else None,
         misses=misses.stage.load if misses else None,
         estimate=_crossing(holds, misses) if holds and misses else None,
@@ -114,6 +115,11 @@ def cautions(results: Sequence[StageResult], slo: Slo) -> list[str]:
         found.append(
             f"This tool itself was held up for up to {1000 * late:.0f} ms, which is part of the latencies: give it "
             "processor cores of its own, or WORKERS=2."
+        )
+    busy = max((result.tool.get("cores", 0.0) for result in results), default=0.0)
+    if busy > _BUSY_CORES:
+        found.append(
+            f"This tool used {busy:.1f} cores: with more load it becomes the bottleneck. Give it WORKERS=2 or more."
         )
     unequal = [result for result in results if result.lengths.get("as_asked", 1.0) < 0.95]
     if unequal and slo.workload != "extraction":

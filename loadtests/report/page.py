@@ -65,7 +65,7 @@ def _tiles(report: Report) -> str:
     shown = tables.held(report) or report["stages"][0]
     found, rates = shown["metrics"], shown["rates"]
     tiles = [
-        (load(shown["stage"]["load"], shown["stage"]["kind"]), "these figures are at"),
+        (load(shown["stage"]["load"], shown["stage"]["kind"]), "figures at"),
         (milliseconds(found["ttft"].get("p95")), "TTFT p95"),
         (milliseconds(found["tpot"].get("p95")), "TPOT p95"),
         (milliseconds(found["latency"].get("p95")), "whole answer p95"),
@@ -87,6 +87,10 @@ def _figures(report: Report, other: Report | None) -> list[str]:
             drawn.insert(0, charts.search(report))
         parts.append(_section("Latency and throughput over the load", f'<div class="grid2">{"".join(drawn)}</div>'))
     parts.append(_section("Stages", tables.stages(report), "Red: over the limit. Bold: the highest load that holds."))
+    own = tables.server(report)
+    if own:
+        about = "The server's own figures, means over what counts. Announced: prompt tokens that the workload repeats."
+        parts.append(_section("Inside the server", own, about))
     spread = f'<div class="grid3">{"".join(charts.distributions(report))}</div>'
     parts.append(_section("Distributions", spread, "A line per load; the further left and the steeper, the better."))
     lines = f'<div class="wide">{"".join(charts.timelines(report))}</div>'

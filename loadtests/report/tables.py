@@ -24,7 +24,7 @@ def held(report: Report) -> dict[str, Any] | None:
 def stages(report: Report) -> str:
     """A row per stage."""
     head = ["load", "requests", "TTFT p50", "p95", "p99", "TPOT p50", "p95", "p99", "answer p95", "tokens/s"]
-    head += ["in + out", "good", "errors", "batch", "queue", "KV", "hits"]
+    head += ["in + out", "good", "errors"]
     best = held(report)
     rows = []
     for stage in report["stages"]:
@@ -38,8 +38,7 @@ def stages(report: Report) -> str:
         rates = stage["rates"]
         cells += [(f"{rates['output_tokens_per_s']:.1f}", False), (f"{rates['total_tokens_per_s']:.1f}", False)]
         cells.append((f"{100 * rates['good_fraction']:.0f} %", ("good_fraction", "") in over))
-        cells.append((f"{100 * rates['error_rate']:.2f} %", ("error_rate", "") in over))
-        cells += [(text, False) for text in _server(stage["server"])]
+        cells.append((f"{100 * rates['error_rate']:.2g} %", ("error_rate", "") in over))
         row = "".join(f"<td{' class=over' if bad else ''}>{escape(text)}</td>" for text, bad in cells)
         rows.append(f"<tr{' class=held' if stage is best else ''}>{row}</tr>")
     return _table(head, rows)
@@ -49,14 +48,34 @@ def _count(stage: dict[str, Any]) -> int:
     return int(stage["metrics"]["lag"]["count"])
 
 
-def _server(server: dict[str, float]) -> list[str]:
-    kv = server.get("kv_used_max"), server.get("kv_max")
-    return [
-        f"{server['running_mean']:.1f}" if "running_mean" in server else "–",
-        f"{server['waiting_mean']:.1f}" if "waiting_mean" in server else "–",
-        f"{100 * kv[0] / kv[1]:.0f} %" if kv[0] is not None and kv[1] else "–",
-        f"{100 * server['prefix_hit_ratio']:.0f} %" if "prefix_hit_ratio" in server else "–",
-    ]
+def server(report: Report) -> str:
+    """What the server says of itself, a row per stage; empty when it exports nothing that is known."""
+    rows = []
+    for stage in report["stages"]:
+        found = stage["server"]
+        if not found:
+            continue
+        shared = stage["lengths"].get("shared_ratio")
+        cells = [
+            load(stage["stage"]["load"], stage["stage"]["kind"]),
+            _figure(found, "running_mean", ".1f"),
+            _figure(found, "waiting_mean", ".1f"),
+            milliseconds(1 / found["steps_per_s"] if found.get("steps_per_s") else None),
+            milliseconds(found.get("queue_mean_s")),
+            f"{100 * found['kv_used_max'] / found['kv_max']:.0f} %" if found.get("kv_max") else "–",
+            _figure(found, "preemptions", ".0f"),
+            f"{100 * found['prefix_hit_ratio']:.0f} %" if "prefix_hit_ratio" in found else "–",
+            "–" if shared is None else f"{100 * shared:.0f} %",
+            _figure(found, "generated_tokens_per_s", ".1f"),
+            _figure(found, "refused", ".0f"),
+        ]
+        rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
+    head = ["load", "batch", "waiting", "a step", "in the queue", "KV at most", "preemptions", "prefix hits"]
+    return _table([*head, "announced", "tokens/s", "refused"], rows) if rows else ""
+
+
+def _figure(found: dict[str, float], name: str, form: str) -> str:
+    return format(found[name], form) if name in found else "–"
 
 
 def errors(report: Report) -> str:
@@ -140,7 +159,7 @@ def method(report: Report) -> str:
             f"{report['server']['http']}" + (", started for this test" if report["server"]["started_here"] else ""),
         ),
         ("Machine", f"{machine['cpu']}, {machine['cores']} cores ({', '.join(machine['instructions'])})"),
-        ("Load average", f"{machine['load_average']:.1f} when the test ended, this tool and the server included"),
+        ("Load average", f"{machine['load_average']:.1f} when the test began"),
         ("Software", ", ".join(f"{name} {number}" for name, number in machine["packages"].items() if number)),
         ("Commit", machine.get("commit") or "unknown"),
         ("Command", f"python -m loadtests {' '.join(settings['command'])}"),

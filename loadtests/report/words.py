@@ -14,11 +14,9 @@ def milliseconds(seconds: float | None) -> str:
         return "–"
     if seconds == 0:
         return "0"
-    if seconds >= 10:
-        return f"{seconds:.1f} s"
-    if seconds >= 1:
-        return f"{seconds:.2f} s"
-    return f"{1000 * seconds:.0f} ms" if seconds >= 0.1 else f"{1000 * seconds:.1f} ms"
+    if seconds >= 0.9995:
+        return f"{seconds:.0f} s" if seconds >= 100 else f"{seconds:.3g} s"
+    return f"{1000 * seconds:.3g} ms"
 
 
 def load(value: float, kind: str) -> str:

@@ -133,7 +133,7 @@ def test_the_answer_names_what_holds_what_gives_first_and_by_how_much() -> None:
     text = answer(judged.as_dict(), slo.load("chat").model_dump(), "users")
     assert text == (
         "It holds 4 users within the SLO chat (the limit is near 6.35). "
-        "At 8 users the first thing to give is TPOT p95 60.0 ms, 20 % over 50.0 ms."
+        "At 8 users the first thing to give is TPOT p95 60 ms, 20 % over 50 ms."
     )
     assert missed(judged.as_dict()) == ["Required: 4 users. Met."]
 
@@ -142,8 +142,14 @@ def test_the_required_load_decides_and_says_by_how_much_it_was_missed() -> None:
     found = [stage(1, 0.1, 0.02), stage(8, 1.5, 0.02)]
     judged = verdict.of_ladder(found, 8, slo.load("chat"))
     assert not judged.passed
-    assert missed(judged.as_dict()) == ["Required: 8 users. Missed: TTFT p95 1.50 s, 50 % over 1.00 s."]
+    assert missed(judged.as_dict()) == ["Required: 8 users. Missed: TTFT p95 1.5 s, 50 % over 1 s."]
     assert verdict.of_ladder(found, 1, slo.load("chat")).passed
+
+
+def test_a_load_that_had_to_hold_and_was_not_reached_is_no_pass() -> None:
+    judged = verdict.of_ladder([stage(1, 0.1, 0.01)], 4, slo.load("chat"))
+    assert not judged.passed
+    assert missed(judged.as_dict()) == []
 
 
 def test_a_stage_that_holds_above_one_that_does_not_is_not_what_holds() -> None:
