@@ -116,7 +116,7 @@ def _timing(base: Timing, given: argparse.Namespace) -> Timing:
         warmup_s=base.warmup_s if given.warmup_s is None else given.warmup_s,
         window_s=window_s,
         min_requests=base.min_requests,
-        max_window_s=max(window_s, base.max_window_s if given.window_s is None else 2 * window_s),
+        max_window_s=max(2 * window_s, base.max_window_s),
         grace_s=base.grace_s,
     )
 

@@ -80,9 +80,7 @@ def test_a_miss_is_exit_code_1_and_says_what_and_by_how_much(tmp_path: Path) -> 
     with PacedServer(ttft_s=0.02, tpot_s=0.1, failing=5) as server:
         done = run(server, tmp_path, "--warmup-s", "1", "--window-s", "4", "--ladder", "4", "--workload", "code")
     assert done.returncode == 1
-    assert re.search(r"Required: 4 users\. Missed: TPOT p95 1\d\d ms, 1\d\d % over 50 ms\.", done.stdout), (
-        done.stdout
-    )
+    assert re.search(r"Required: 4 users\. Missed: TPOT p95 1\d\d ms, 1\d\d % over 50 ms\.", done.stdout), done.stdout
     assert re.search(r"Required: 4 users\. Missed: errors [\d.]+ %, \d+ % over 0\.1 %\.", done.stdout), done.stdout
     stage = report(tmp_path)["stages"][0]
     assert stage["rates"]["error_rate"] == pytest.approx(0.2, abs=0.12)
