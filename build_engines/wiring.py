@@ -23,6 +23,9 @@ _PREPROCESSING = EnsembleStep(
     inputs={
         "QUERY": "text_input",
         "MESSAGES": "messages",
+        "TOOLS": "tools",
+        "TOOL_CHOICE": "tool_choice",
+        "PARALLEL_TOOL_CALLS": "parallel_tool_calls",
         "LORA_NAME": "lora_name",
         "GUIDED_DECODING_GUIDE_TYPE": "guided_decoding_guide_type",
         "GUIDED_DECODING_GUIDE": "guided_decoding_guide",
@@ -50,6 +53,8 @@ _PREPROCESSING = EnsembleStep(
         "OUT_END_ID": "_PREPROCESSOR_END_ID",
         "OUT_END_IDS": "_PREPROCESSOR_END_IDS",
         "OUT_PAD_ID": "_PREPROCESSOR_PAD_ID",
+        "TOOL_GUIDE": "_TOOL_GUIDE",
+        "TOOL_FORMAT": "_PREPROCESSOR_TOOL_FORMAT",
         "OUT_PROMPT_TABLE_EXTRA_IDS": "_OUT_PROMPT_TABLE_EXTRA_IDS",
         "WARNINGS": "_PREPROCESSOR_WARNINGS",
     },
@@ -140,6 +145,8 @@ _TENSORRT_LLM = EnsembleStep(
         "end_id": "_PREPROCESSOR_END_ID",
         "end_ids": "_PREPROCESSOR_END_IDS",
         "pad_id": "_PREPROCESSOR_PAD_ID",
+        "tool_guide": "_TOOL_GUIDE",
+        "tool_format": "_PREPROCESSOR_TOOL_FORMAT",
         "embedding_bias": "_EMBEDDING_BIAS",
         "stop_words_list": "_STOP_WORDS_IDS",
         "bad_words_list": "_BAD_WORDS_IDS",
@@ -153,6 +160,7 @@ _TENSORRT_LLM = EnsembleStep(
         "sequence_length": "_SEQUENCE_LENGTH",
         "detokenize_context": "_DETOKENIZE_CONTEXT",
         "text_cut": "_TEXT_CUT",
+        "tool_format": "_TOOL_FORMAT",
         **{name: name for name in _RESULTS},
     },
 )
@@ -164,11 +172,12 @@ _POSTPROCESSING = EnsembleStep(
         "SEQUENCE_LENGTH": "_SEQUENCE_LENGTH",
         "DETOKENIZE_CONTEXT": "_DETOKENIZE_CONTEXT",
         "TEXT_CUT": "_TEXT_CUT",
+        "TOOL_FORMAT": "_TOOL_FORMAT",
         "FINISH_REASON": "finish_reason",
         "BATCH_INDEX": "batch_index",
         "SEQUENCE_INDEX": "sequence_index",
     },
-    outputs={"OUTPUT": "text_output"},
+    outputs={"OUTPUT": "text_output", "TOOL_CALLS": "tool_calls"},
 )
 
 # Beside the above, where the engine gives logits and postprocessing makes log-probs of them.

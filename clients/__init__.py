@@ -19,6 +19,8 @@ from clients.http_aio import AsyncHttpClient, AsyncHttpStream
 from clients.http_client import HttpClient, HttpStream
 from clients.log_probs import LogProb
 from clients.structured import generate_as, parse_as, schema_values
+from clients.tool_calls import ToolCall
+from clients.toolbox import Toolbox
 from clients.types import Chunk, GenerateRequest, Result, SequenceResult, Usage
 
 __all__ = [
@@ -44,6 +46,8 @@ __all__ = [
     "ServerUnavailable",
     "Stream",
     "StreamBroken",
+    "ToolCall",
+    "Toolbox",
     "Usage",
     "generate_as",
     "parse_as",

@@ -11,11 +11,12 @@ from typing import Any
 from clients import tracing
 from clients.errors import Cancelled, ServerFailure, StreamBroken, out_of_time
 from clients.log_probs import LogProb, parse_content
+from clients.tool_calls import GrowingCalls, parse_entries
 from clients.types import Chunk, GenerateRequest, Result, SequenceResult, Usage
 
 _LOG_PROBS = frozenset({"logprobs", "logprobs_distribution", "prompt_logprobs"})
 _COUNTS = frozenset({"num_input_tokens", "num_output_tokens"})
-_IN_CHUNK = _LOG_PROBS | _COUNTS | {"text_output", "finish_reason", "warnings", "sequence_index"}
+_IN_CHUNK = _LOG_PROBS | _COUNTS | {"text_output", "finish_reason", "warnings", "sequence_index", "tool_calls"}
 
 
 class _Sequence:
@@ -24,6 +25,7 @@ class _Sequence:
     def __init__(self) -> None:
         self.parts: list[str] = []
         self.logprobs: list[LogProb] = []
+        self.tool_calls = GrowingCalls()
         self.finish_reason: str | None = None
 
 
@@ -71,6 +73,8 @@ class Answer:
                 sequence.finish_reason = chunk.finish_reasons[beam]
             if beam < len(chunk.logprobs):
                 sequence.logprobs.extend(chunk.logprobs[beam])
+            if beam < len(chunk.tool_calls):
+                sequence.tool_calls.add(chunk.tool_calls[beam])
         self._warnings += [warning for warning in chunk.warnings if warning not in self._warnings]
         self._outputs.update((name, value) for name, value in chunk.outputs.items() if name not in _IN_CHUNK)
         self._prompt_logprobs = self._prompt_logprobs or chunk.prompt_logprobs
@@ -134,7 +138,7 @@ class Answer:
     def result(self) -> Result:
         """All that has arrived so far, as one result."""
         sequences = tuple(
-            SequenceResult("".join(found.parts), found.finish_reason, tuple(found.logprobs))
+            SequenceResult("".join(found.parts), found.finish_reason, tuple(found.logprobs), found.tool_calls.calls())
             for _, found in sorted(self._sequences.items())
         )
         return Result(
@@ -158,6 +162,7 @@ def _chunk(outputs: Mapping[str, Any]) -> Chunk:
         finish_reason=reasons[0] if reasons else None,
         finish_reasons=reasons,
         logprobs=tuple(parse_content(text) for text in outputs.get("logprobs", ())),
+        tool_calls=tuple(parse_entries(text) for text in outputs.get("tool_calls", ())),
         logprobs_distribution=next(iter(outputs.get("logprobs_distribution", ())), None),
         prompt_logprobs=parse_content(next(iter(outputs.get("prompt_logprobs", ())), "[]")),
         warnings=tuple(outputs.get("warnings", ())),

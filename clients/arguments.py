@@ -36,6 +36,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         arguments.url = grpc_client.DEFAULT_URL if arguments.protocol == "grpc" else http_client.DEFAULT_URL
     if arguments.system is not None and not arguments.chat:
         parser.error("--system needs --chat.")
+    if arguments.tools is not None and not arguments.chat:
+        parser.error("--tools needs --chat.")
     if arguments.stream is None:
         arguments.stream = not arguments.json
     try:
@@ -77,6 +79,9 @@ def _parser() -> argparse.ArgumentParser:
         dest="guided_decoding_close",
         help="complete the structure before --max-tokens",
     )
+    add_tool = parser.add_argument_group("tools (with --chat)").add_argument
+    add_tool("--tools", metavar="JSON", help="functions that may be called, in OpenAI's shape; @FILE reads them")
+    add_tool("--tool-choice", metavar="CHOICE", help="auto (default), none, required, or a function's name")
     group = parser.add_argument_group("server and output")
     group.add_argument("--protocol", choices=("grpc", "http"), help="default: grpc, or what --url says")
     group.add_argument("--url", help=f"default {grpc_client.DEFAULT_URL} or {http_client.DEFAULT_URL}")
@@ -120,6 +125,8 @@ def _values(arguments: argparse.Namespace) -> dict[str, Any]:
     given = vars(arguments)
     values = {name: given[name] for name in DATATYPES if given.get(name) is not None}
     values.pop("stream", None)
+    if arguments.tools is not None:
+        values["tools"] = _text_or_file(arguments.tools)
     kind, guide = _guide(arguments)
     if kind:
         values |= {"guided_decoding_guide_type": kind, "guided_decoding_guide": guide}

@@ -91,7 +91,7 @@ def _converse(client: Client, arguments: argparse.Namespace) -> int:
     """A conversation: every turn sends all that was said. Ctrl-C ends an answer, Ctrl-D the conversation."""
     _note("Say something. Ctrl-C stops an answer, Ctrl-D or /exit ends the conversation.")
     client.info()
-    said: list[dict[str, str]] = []
+    said: list[dict[str, Any]] = []
     while True:
         try:
             line = input("> ")
@@ -112,7 +112,8 @@ def _converse(client: Client, arguments: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             _note("stopped")
         else:
-            said += [*turn, {"role": "assistant", "content": result.text}]
+            calls = [call.as_message_entry() for call in result.tool_calls]
+            said += [*turn, {"role": "assistant", "content": result.text, **({"tool_calls": calls} if calls else {})}]
 
 
 def _show(result: Result, arguments: argparse.Namespace, clock: _Clock, *, printed: bool) -> None:
@@ -122,7 +123,10 @@ def _show(result: Result, arguments: argparse.Namespace, clock: _Clock, *, print
     elif not printed:
         several = len(result.sequences) > 1
         for index, sequence in enumerate(result.sequences):
-            print(f"[{index}] {sequence.text}" if several else sequence.text, flush=True)
+            if sequence.text or not sequence.tool_calls:
+                print(f"[{index}] {sequence.text}" if several else sequence.text, flush=True)
+    if not arguments.json:
+        _show_tool_calls(result)
     for warning in result.warnings:
         _note(f"warning: {warning}")
     if not arguments.json:
@@ -135,6 +139,13 @@ def _as_json(result: Result) -> dict[str, Any]:
     found = asdict(result)
     found["outputs"] = {name: value.tolist() for name, value in result.outputs.items() if hasattr(value, "tolist")}
     return {"text": result.text, "finish_reason": result.finish_reason, **found}
+
+
+def _show_tool_calls(result: Result) -> None:
+    """One line of JSON for each call, to standard output."""
+    for sequence in result.sequences:
+        for call in sequence.tool_calls:
+            print(f'{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}', flush=True)
 
 
 def _show_log_probs(result: Result) -> None:

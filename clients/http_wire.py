@@ -14,7 +14,7 @@ import numpy as np
 from clients.errors import RequestRefused, StreamBroken, from_message
 
 _STRINGS = frozenset(
-    {"text_output", "finish_reason", "logprobs", "logprobs_distribution", "prompt_logprobs", "warnings"}
+    {"text_output", "finish_reason", "logprobs", "logprobs_distribution", "prompt_logprobs", "tool_calls", "warnings"}
 )
 _NO_TENSORS = frozenset({"id", "model_name", "model_version", "sequence_id", "sequence_start", "sequence_end"})
 

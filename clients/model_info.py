@@ -27,6 +27,7 @@ _PERF_METRICS = (
     "total_draft_tokens",
 )
 _WANTED_WITH: dict[str, tuple[str, ...]] = {
+    "tools": ("tool_calls",),
     "top_logprobs": ("logprobs", "logprobs_distribution"),
     "top_prompt_logprobs": ("prompt_logprobs",),
     "return_log_probs": ("cum_log_probs", "output_log_probs"),

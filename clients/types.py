@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeAlias
 
 from clients.log_probs import LogProb
+from clients.tool_calls import ToolCall
 
 Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = "str | Sequence[Message] | GenerateRequest"
@@ -32,6 +33,9 @@ class GenerateRequest:
 
     text_input: str | None = _tensor("BYTES")
     messages: str | Sequence[Message] | None = _tensor("BYTES")  # chat messages, or their JSON text
+    tools: str | Sequence[Message] | None = _tensor("BYTES")  # functions that may be called, in OpenAI's shape
+    tool_choice: str | Mapping[str, Any] | None = _tensor("BYTES")  # auto, none, required, or a function's name
+    parallel_tool_calls: bool | None = _tensor("BOOL")  # None: several calls in one answer may come
     decoder_text_input: str | None = _tensor("BYTES")
     max_tokens: int = _tensor("INT32", DEFAULT_MAX_TOKENS)
     min_tokens: int | None = _tensor("INT32")
@@ -112,8 +116,9 @@ class GenerateRequest:
     def tensors(self) -> dict[str, Any]:
         """What goes over the wire: tensor name -> Python value, unset fields left out."""
         found = {name: value for name in DATATYPES if (value := getattr(self, name)) is not None}
-        if "messages" in found and not isinstance(found["messages"], str):
-            found["messages"] = json.dumps(list(found["messages"]), ensure_ascii=False)
+        for name in {"messages", "tools", "tool_choice"} & found.keys():
+            if not isinstance(found[name], str):
+                found[name] = json.dumps(found[name], ensure_ascii=False)
         if (self.temperature or 0) > 0 and self.top_k is None and self.top_p is None:
             # With neither of them the classic contract is greedy, whatever the temperature.
             found["top_p"] = 1.0
@@ -147,6 +152,7 @@ class Chunk:
     finish_reason: str | None = None  # in a sequence's last chunk
     finish_reasons: tuple[str, ...] = ()  # one per beam
     logprobs: tuple[tuple[LogProb, ...], ...] = ()  # per beam, one per token of this chunk
+    tool_calls: tuple[tuple[Mapping[str, Any], ...], ...] = ()  # per beam, entries of OpenAI's delta.tool_calls
     logprobs_distribution: str | None = None  # raw or processed; in the first chunk
     prompt_logprobs: tuple[LogProb, ...] = ()  # one per token of the prompt; in one chunk, mostly the first
     warnings: tuple[str, ...] = ()
@@ -162,6 +168,7 @@ class SequenceResult:
     text: str
     finish_reason: str | None = None  # stop, length, cancelled, timeout, error; None: the server does not say
     logprobs: tuple[LogProb, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,3 +197,8 @@ class Result:
     def logprobs(self) -> tuple[LogProb, ...]:
         """The first sequence's log-probabilities, when asked for."""
         return self.sequences[0].logprobs
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The first sequence's tool calls."""
+        return self.sequences[0].tool_calls

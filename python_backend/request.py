@@ -120,6 +120,7 @@ class GenerationRequest:
     lora_task_id: int | None = None
     adapter: Any = None  # engine.protocols.AdapterWeights of that task id
     guide: Guide | None = None
+    tool_format: str = ""  # how tool calls are written, where the guide comes from tools
     batch_index: int = 0
     batch_size: int = 1
     deadline_s: float | None = None  # time.monotonic() seconds

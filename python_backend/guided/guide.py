@@ -19,6 +19,7 @@ GuideKind = Literal["json", "json_schema", "regex", "ebnf_grammar", "choice", "s
 Whitespace = Literal["single", "compact", "free"]
 KINDS: tuple[str, ...] = get_args(GuideKind)
 WHITESPACE: tuple[str, ...] = get_args(Whitespace)
+_TAG_KEYS = frozenset({"structures", "triggers", "separator", "stop_after_first"})
 _WITH_EXPRESSION = ("regex", "ebnf_grammar")
 
 
@@ -43,6 +44,8 @@ class CheckedGuide:
     expression: str = ""  # regex, ebnf_grammar
     choices: tuple[str, ...] = ()
     tags: tuple[StructuralTag, ...] = ()
+    separator: str | None = None  # structural_tag: set, the answer is nothing but structures with this between them
+    stop_after_first: bool = False  # structural_tag: the answer ends with its first structure
 
 
 def check_kind(kind: str) -> GuideKind:
@@ -85,7 +88,13 @@ def check_guide(guide: Guide, limits: GuideLimits | None = None) -> CheckedGuide
         return CheckedGuide(kind, guide.strict, whitespace, schema=value)
     if kind == "choice":
         return CheckedGuide(kind, guide.strict, choices=_choices(value, limits))
-    return CheckedGuide(kind, guide.strict, whitespace, tags=_tags(value))
+    tags = _tags(value)
+    separator, stop_after_first = value.get("separator"), value.get("stop_after_first", False)
+    if not isinstance(separator, str | None) or not isinstance(stop_after_first, bool):
+        raise InvalidRequest("separator of structural_tag is a string, stop_after_first is true or false.")
+    return CheckedGuide(
+        kind, guide.strict, whitespace, tags=tags, separator=separator, stop_after_first=stop_after_first
+    )
 
 
 def parse_json(text: str, what: str, limits: GuideLimits) -> Any:
@@ -160,9 +169,9 @@ def _tags(value: Any) -> tuple[StructuralTag, ...]:
             'A guide of type structural_tag is {"structures": [{"begin", "schema", "end"}, …], "triggers": […]}, '
             f"not {_short(value)}."
         )
-    unknown = sorted(value.keys() - {"structures", "triggers", "type"})
+    unknown = sorted(value.keys() - _TAG_KEYS - {"type"})
     if unknown:
-        raise Unsupported(f"structural_tag has the key {unknown[0]!r}; known: structures, triggers.")
+        raise Unsupported(f"structural_tag has the key {unknown[0]!r}; known: {', '.join(sorted(_TAG_KEYS))}.")
     triggers = value.get("triggers")
     if not isinstance(triggers, list) or not all(isinstance(trigger, str) and trigger for trigger in triggers):
         raise InvalidRequest(f"triggers of structural_tag is {_short(triggers)}; give a list of non-empty strings.")

@@ -16,13 +16,14 @@ from python_backend.guided.backend import Grammar
 from python_backend.guided.keywords import audit
 from python_backend.guided.limits import GuideLimits
 from python_backend.guided.llguidance_support import SUPPORT
+from python_backend.guided.llguidance_tags import tag_lark
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     import numpy as np
 
-    from python_backend.guided.guide import CheckedGuide, StructuralTag, Whitespace
+    from python_backend.guided.guide import CheckedGuide, Whitespace
 
 _WHITESPACE: dict[Whitespace, dict[str, Any]] = {
     "single": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
@@ -45,6 +46,7 @@ class LLGuidanceBackend:
         """`special_tokens` are texts of tokens that a structural tag's trigger may be."""
         self._limits = limits or GuideLimits()
         self._special_tokens = frozenset(special_tokens)
+        self._special_ids: dict[str, int] = {}
         self._tokenizer: Any = None
         self._tokenizer_end_ids: tuple[int, ...] = ()
         self._parser_limits = llguidance.LLParserLimits(
@@ -69,6 +71,8 @@ class LLGuidanceBackend:
             )
         except Exception as error:  # the library raises whatever fits
             raise BuildError(f"llguidance cannot use the tokenizer: {error}") from error
+        tokenized = {text: self._tokenizer.tokenize_str(text) for text in self._special_tokens}
+        self._special_ids = {text: ids[0] for text, ids in tokenized.items() if len(ids) == 1}
 
     def grammar(self, guide: CheckedGuide) -> Grammar:
         """Translate a guide.
@@ -123,16 +127,10 @@ class LLGuidanceBackend:
         return Grammar(text, tuple(found.warnings))
 
     def _tag_grammar(self, guide: CheckedGuide) -> Grammar:
-        special = [tag.trigger in self._special_tokens for tag in guide.tags]
-        if any(special) and not all(special):
-            raise Unsupported("The triggers of a structural_tag must be all special tokens or all plain text.")
-        warnings: list[str] = []
-        tags = []
-        for tag in guide.tags:
-            found = self._audited(guide, tag.schema)
-            warnings += found.warnings
-            tags.append(_struct_tag(tag, {**found.schema, "x-guidance": _options(guide.whitespace)}))
-        text = llguidance.StructTag.to_grammar(tags, assume_special=all(special))
+        found = [self._audited(guide, tag.schema) for tag in guide.tags]
+        schemas = [{**schema.schema, "x-guidance": _options(guide.whitespace)} for schema in found]
+        text = tag_lark(guide, schemas, self._special_ids)
+        warnings = [warning for schema in found for warning in schema.warnings]
         return Grammar(llguidance.LLMatcher.grammar_from_lark(text), tuple(warnings))
 
     def _audited(self, guide: CheckedGuide, schema: Any) -> Any:
@@ -236,10 +234,6 @@ def _one_of_problem(grammar: str) -> bool:
     if '"oneOf"' not in grammar:
         return False
     return "oneOf constraints are not supported" in llguidance.LLMatcher.validate_grammar(grammar)
-
-
-def _struct_tag(tag: StructuralTag, schema: dict[str, Any]) -> Any:
-    return llguidance.StructTag(trigger=tag.trigger, begin=tag.begin, grammar=schema, end=tag.end)
 
 
 def _from_ebnf(text: str) -> str:

@@ -128,7 +128,11 @@ class XGrammarBackend:
             warnings += told
             tags.append({"begin": tag.begin, "content": {"type": "grammar", "grammar": text}, "end": tag.end})
         triggers = list(dict.fromkeys(tag.trigger for tag in guide.tags))
-        form = {"type": "triggered_tags", "triggers": triggers, "tags": tags}
+        form: dict[str, Any] = {"tags": tags, "stop_after_first": guide.stop_after_first}
+        if guide.separator is None:
+            form |= {"type": "triggered_tags", "triggers": triggers}
+        else:
+            form |= {"type": "tags_with_separator", "separator": guide.separator, "at_least_one": True}
         return _grammar(warnings, structural_tag={"type": "structural_tag", "format": form})
 
 

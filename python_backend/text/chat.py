@@ -15,11 +15,16 @@ from jinja2 import TemplateError
 from python_backend.errors import BuildError, InvalidRequest, LimitExceeded, Unsupported
 from python_backend.text.sandbox import Budget, make_environment, render
 from python_backend.text.tokenizer import check_text
+from python_backend.text.tool_formats import HERMES, template_format
+from python_backend.text.tool_messages import with_parsed_arguments, without_tools
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from jinja2 import Template
 
     from python_backend.text.tokenizer import Tokenizer
+    from python_backend.text.tool_requests import Tool
 
 MAX_MESSAGES = 4096
 MAX_DEPTH = 64
@@ -40,18 +45,29 @@ class ChatRenderer:
     def __init__(self, tokenizer: Tokenizer, max_characters: int = 16_000_000) -> None:
         self._tokenizer = tokenizer
         self._max_characters = max_characters
-        self._template = self._compile(tokenizer.files.chat_templates.get("default"))
+        templates = tokenizer.files.chat_templates
+        self._template = self._compile(templates.get("default"))
+        # Some models come with a second template for requests with tools.
+        tool_source = templates.get("tool_use", templates.get("default"))
+        self._tool_template = self._compile(tool_source)
+        taught = template_format(tool_source or "")
+        self.tool_format = taught or HERMES
+        self._teaches_tools = taught is not None
 
-    def encode(self, messages_json: str) -> list[int]:
-        """Token ids of a JSON list of messages.
+    def encode(self, messages_json: str, tools: Sequence[Tool] = ()) -> list[int]:
+        """Token ids of a JSON list of messages, which may call `tools`.
 
         Raises:
             InvalidRequest, LimitExceeded, Unsupported: as `parse_messages`; the template refuses the messages.
             Unsupported: the model has no chat template.
         """
-        return self._tokenizer.encode_chat(self.render(parse_messages(messages_json)))
+        messages = [with_parsed_arguments(message) for message in parse_messages(messages_json)]
+        definitions = [tool.definition for tool in tools]
+        if not self._teaches_tools:
+            messages, definitions = without_tools(messages, definitions), []
+        return self._tokenizer.encode_chat(self.render(messages, definitions))
 
-    def render(self, messages: list[Message]) -> str:
+    def render(self, messages: list[Message], tools: Sequence[dict[str, Any]] = ()) -> str:
         """The prompt as text; special-token text of messages holds a guard (`Tokenizer.guard`)."""
         if self._template is None:
             raise Unsupported(
@@ -61,11 +77,11 @@ class ChatRenderer:
         guarded: list[Message] = [self._guard(message) for message in messages]
         begun = guarded[-1]["content"] if guarded[-1]["role"] == "assistant" else None
         if begun is None:
-            return self._render(guarded, add_generation_prompt=True)
+            return self._render(guarded, tools, add_generation_prompt=True)
         # The mark stands before the space at the end, which is left out where the template trims it.
         space = begun[len(begun.rstrip()) :]
         guarded[-1]["content"] = begun.rstrip() + _END + space
-        text, mark, behind = self._render(guarded, add_generation_prompt=False).rpartition(_END)
+        text, mark, behind = self._render(guarded, tools, add_generation_prompt=False).rpartition(_END)
         if not mark:
             raise InvalidRequest(
                 "The last message is the assistant's, and the model's chat template does not show it; "
@@ -83,16 +99,17 @@ class ChatRenderer:
             return {self._guard(key): self._guard(item) for key, item in value.items()}
         return value
 
-    def _render(self, messages: list[Message], add_generation_prompt: bool) -> str:
-        assert self._template is not None
+    def _render(self, messages: list[Message], tools: Sequence[dict[str, Any]], *, add_generation_prompt: bool) -> str:
+        template = self._tool_template if tools else self._template
+        assert template is not None
         variables = {
             **self._tokenizer.files.special_tokens,
             "messages": messages,
-            "tools": None,
+            "tools": self._guard(list(tools)) or None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        return render(self._template, variables, Budget(self._max_characters))
+        return render(template, variables, Budget(self._max_characters))
 
     def _compile(self, source: str | None) -> Template | None:
         if source is None:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from python_backend.text.tokenizer import Tokenizer
+    from python_backend.text.tool_formats import ToolFormat
+    from python_backend.text.tool_requests import Tool
 
 _MAX_CACHED_CHARACTERS = 256
 _JSON_EXPANSION = 6  # bytes of \u0061 for one byte of text
@@ -33,6 +35,7 @@ class PromptInputs:
 
     queries: list[str] | None = None
     messages: list[str] | None = None
+    tools: list[tuple[Tool, ...]] | None = None  # that the messages may call
     bad_words: list[list[str]] | None = None
     stop_words: list[list[str]] | None = None
     bias_words: list[list[str]] | None = None
@@ -78,6 +81,11 @@ class PromptBuilder:
         self._encode = {"stop_words": partial(stop_word_ids, tokenizer), "bad_words": partial(bad_word_ids, tokenizer)}
         self._encode_cached = {name: lru_cache(maxsize=1024)(encode) for name, encode in self._encode.items()}
 
+    @property
+    def tool_format(self) -> ToolFormat:
+        """How the model writes tool calls."""
+        return self._chat.tool_format
+
     def build(self, requests: Sequence[PromptInputs]) -> list[Prompts | Exception]:
         """Prepare requests in order; one that cannot be served gives its error.
 
@@ -106,9 +114,13 @@ class PromptBuilder:
         ids: list[list[int]] = []
         for text in request.queries or ():
             self._check_size(len(text.encode("utf-8")), "text_input")
-        for text in request.messages or ():
+        messages = request.messages or ()
+        tools = request.tools or [()] * len(messages)
+        if len(tools) != len(messages):
+            raise InvalidRequest(f"tools has {len(tools)} rows for a batch of {len(messages)}; send one row each.")
+        for text, callable_tools in zip(messages, tools, strict=True):
             self._check_size(len(text) // _JSON_EXPANSION, "messages")
-            ids.append(self._chat.encode(text))
+            ids.append(self._chat.encode(text, callable_tools))
         warnings: list[str] = []
         bad = self._words(request.bad_words, "bad_words", warnings)
         stop = self._words(request.stop_words, "stop_words", warnings)

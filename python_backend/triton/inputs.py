@@ -60,6 +60,8 @@ HONOURED: dict[str, str] = {
     "guided_decoding_whitespace": "between the parts of JSON: single (default), compact or free",
     "guided_decoding_close": "true: the structure is complete before max_tokens, or the request is refused",
     "guided_decoding_begin_after": "text, such as </think>, behind which the structure begins; before it all is free",
+    "tool_guide": "a structural_tag that makes calls of the request's tools, as preprocessing gives it",
+    "tool_format": "how these calls are written; passed on to postprocessing",
     "end_ids": "every token that ends the sequence; -1 entries are skipped",
     "stop_words": "as text: matched across token borders, what follows is cut exactly",
     "exclude_stop_words_in_output": "cuts the stop word as well",

@@ -101,6 +101,7 @@ def _parse_row(fields: Fields, row: int, limits: ServingLimits, timeout_us: int,
         return_num_input_tokens=flag("return_num_input_tokens"),
         return_num_output_tokens=flag("return_num_output_tokens"),
         guide=_guide(fields, row, sampling),
+        tool_format="".join(fields.texts("tool_format", row)),
         batch_index=row,
         batch_size=fields.batch_size,
         deadline_s=_deadline(fields.scalar("timeout_ms", row, 0), timeout_us),
@@ -110,6 +111,9 @@ def _parse_row(fields: Fields, row: int, limits: ServingLimits, timeout_us: int,
 
 def _guide(fields: Fields, row: int, sampling: SamplingParams) -> Guide | None:
     kind, text = (fields.texts(f"guided_decoding_{name}", row) for name in ("guide_type", "guide"))
+    calls = "".join(fields.texts("tool_guide", row))
+    if calls:
+        kind, text = ["structural_tag"], [calls]
     if not kind:
         if text:
             raise InvalidRequest("guided_decoding_guide was sent without guided_decoding_guide_type; send both.")
@@ -121,6 +125,8 @@ def _guide(fields: Fields, row: int, sampling: SamplingParams) -> Guide | None:
             "Ask for samples with num_return_sequences."
         )
     whitespace = fields.texts("guided_decoding_whitespace", row) or ["single"]
+    if calls and whitespace[0] != "single":
+        raise InvalidRequest(f"guided_decoding_whitespace is {whitespace[0]!r}; tool calls are written with single.")
     strict = bool(fields.scalar("guided_decoding_strict", row, True))
     begin_after = fields.texts("guided_decoding_begin_after", row) or [""]
     close = bool(fields.scalar("guided_decoding_close", row, False))

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from python_backend.errors import BuildError, InvalidRequest, StackError
 from python_backend.text.detokenize import DetokenizerTable
-from python_backend.text.output import Piece, piece_text
+from python_backend.text.output import Piece
 from python_backend.text.tokenizer import Tokenizer
 from python_backend.triton import pb
 from python_backend.triton.derived_logprobs import DEFAULT_ALTERNATIVES, LogprobsDeriver
+from python_backend.triton.tool_inputs import texts_and_calls
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,17 +40,18 @@ class Postprocessor:
         self._skip = skip_special_tokens
         self._table = DetokenizerTable(tokenizer, skip_special_tokens) if stateful else None
 
-    def run(self, tensors: pb.Tensors, request_id: str = "") -> list[str]:
-        """The texts of one response, in the order of TOKENS_BATCH.
+    def run(self, tensors: pb.Tensors, request_id: str = "") -> tuple[list[str], list[str]]:
+        """Texts and tool calls of one response, in the order of TOKENS_BATCH; no calls for a request without tools.
 
         Raises:
             InvalidRequest: the tensors do not fit each other.
         """
         if self._table is None or not request_id:
-            return [piece_text(self._tokenizer, piece, self._skip) for piece in read_pieces(tensors)]
+            tool_format = pb.read_scalar(tensors, "TOOL_FORMAT") or ""
+            return texts_and_calls(self._tokenizer, read_pieces(tensors), tool_format, self._skip)
         # A backend without contexts; a response without new tokens ends the stream.
         which = _stream(tensors, request_id)
-        return [self._table.push((*which, row), ids, final=not ids) for row, ids in enumerate(_rows(tensors))]
+        return [self._table.push((*which, row), ids, final=not ids) for row, ids in enumerate(_rows(tensors))], []
 
     def logprobs(self, tensors: pb.Tensors, request_id: str = "") -> list[str]:
         """JSON lists in the same order, made from GENERATION_LOGITS.
@@ -89,7 +91,10 @@ class TritonPythonModel:
     def _respond(self, request: Any) -> Any:
         try:
             tensors, wanted = pb.read_inputs(request), request.requested_output_names()
-            outputs = [pb.text_tensor("OUTPUT", self._postprocessor.run(tensors, request.request_id()))]
+            texts, calls = self._postprocessor.run(tensors, request.request_id())
+            outputs = [pb.text_tensor("OUTPUT", texts)]
+            if any(calls):
+                outputs.append(pb.text_tensor("TOOL_CALLS", calls))
             if "GENERATION_LOGITS" in tensors and (not wanted or "LOGPROBS" in wanted):
                 outputs.append(pb.text_tensor("LOGPROBS", self._postprocessor.logprobs(tensors, request.request_id())))
             return pb.response(outputs)

@@ -20,11 +20,14 @@ from python_backend.text.prompts import PromptBuilder, PromptInputs, Prompts
 from python_backend.text.tokenizer import Tokenizer
 from python_backend.triton import pb
 from python_backend.triton.derived_logprobs import DEFAULT_ALTERNATIVES, wants_logits
+from python_backend.triton.tool_inputs import read_tools, tool_outputs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
+
+    from python_backend.text.tool_requests import ToolRequest
 
 _log = logging.getLogger(__name__)
 
@@ -80,12 +83,14 @@ class Preprocessor:
         tensors: dict[int, pb.Tensors] = {}
         inputs: dict[int, PromptInputs] = {}
         guide_warnings: dict[int, list[str]] = {}
+        tools: dict[int, list[ToolRequest | None]] = {}
         for index, request in enumerate(requests):
             try:
                 tensors[index] = pb.read_inputs(request)
                 self._refuse_unsupported(tensors[index], request.request_id())
                 guide_warnings[index] = self._check_guides(tensors[index])
-                inputs[index] = _prompt_inputs(tensors[index])
+                tools[index] = read_tools(tensors[index], self._settings.target)
+                inputs[index] = _prompt_inputs(tensors[index], tools[index])
             except Exception as error:  # whatever it is, it concerns this request alone
                 results[index] = error
         for index, prompts in zip(inputs, self._builder.build(list(inputs.values())), strict=True):
@@ -95,7 +100,7 @@ class Preprocessor:
                     continue
                 wanted = requests[index].requested_output_names()
                 prompts.warnings.extend(guide_warnings[index])
-                outputs = self._outputs(tensors[index], prompts)
+                outputs = self._outputs(tensors[index], prompts, tools[index])
                 results[index] = {name: array for name, array in outputs.items() if not wanted or name in wanted}
             except Exception as error:
                 results[index] = error
@@ -133,7 +138,9 @@ class Preprocessor:
             found += check_for_target(guide, self._settings.target)
         return found
 
-    def _outputs(self, tensors: pb.Tensors, prompts: Prompts) -> dict[str, npt.NDArray[Any]]:
+    def _outputs(
+        self, tensors: pb.Tensors, prompts: Prompts, tools: Sequence[ToolRequest | None]
+    ) -> dict[str, npt.NDArray[Any]]:
         tokenizer = self._tokenizer
         batch = len(prompts.ids)
         pad_ids = _column(tensors, "PAD_ID", batch)
@@ -154,6 +161,7 @@ class Preprocessor:
             "OUT_END_ID": all_end_ids[:, :1],
             "OUT_PAD_ID": pads,
             "OUT_END_IDS": all_end_ids,
+            **tool_outputs(tools, self._builder.tool_format),
         }
         if "PROMPT_TABLE_EXTRA_ID" in tensors:
             # Extra ids belong to rows of a prompt table, which text never refers to.
@@ -197,11 +205,12 @@ def pad_rows(rows: Sequence[Sequence[int]], pads: npt.NDArray[np.int32]) -> npt.
     return padded
 
 
-def _prompt_inputs(tensors: pb.Tensors) -> PromptInputs:
+def _prompt_inputs(tensors: pb.Tensors, tools: Sequence[ToolRequest | None]) -> PromptInputs:
     weights = tensors.get("EMBEDDING_BIAS_WEIGHTS")
     return PromptInputs(
         queries=_one_each(tensors, "QUERY"),
         messages=_one_each(tensors, "MESSAGES"),
+        tools=[() if request is None else request.tools for request in tools] or None,
         bad_words=pb.read_texts(tensors, "BAD_WORDS_DICT"),
         stop_words=pb.read_texts(tensors, "STOP_WORDS_DICT"),
         bias_words=pb.read_texts(tensors, "EMBEDDING_BIAS_WORDS"),

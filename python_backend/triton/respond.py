@@ -80,7 +80,10 @@ class Responder:
         prompt = request.prompt_ids if with_prompt else []
         plan: Plan = [("output_ids", _output_ids(prompt)), ("sequence_length", _sequence_length(len(prompt)))]
         if request.streaming and request.sampling.beam_width == 1:
-            plan.append(("detokenize_context", _detokenize_context(clean_start)))
+            # Tool calls are read anew from all of the answer each time.
+            plan.append(("detokenize_context", _detokenize_context(list if request.tool_format else clean_start)))
+        if request.tool_format:
+            plan.append(("tool_format", _constant(_texts([request.tool_format]))))
         if request.return_log_probs:
             plan += [("cum_log_probs", _cum_log_probs), ("output_log_probs", _output_log_probs)]
         if request.top_logprobs is not None:

@@ -49,6 +49,7 @@ OUTPUTS = {
     "finish_reason": "in a sequence's last response: stop, length, cancelled or timeout",
     "detokenize_context": "streaming: the tokens sent before that postprocessing needs to decode the new ones, padded "
     "with -1 on the left",
+    "tool_format": "with tool_format: the same, for postprocessing",
     "text_cut": "in a sequence's last response: characters of the text that lie behind a stop word",
     "warnings": "in the first response: what was lowered, or had no effect",
     "logprobs": "with top_logprobs; JSON for each sequence: OpenAI's content list of this response's tokens, "

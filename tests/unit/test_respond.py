@@ -169,6 +169,7 @@ def test_types_and_dimensions_are_those_of_the_contract():
         return_num_output_tokens=True,
         top_logprobs=1,
         top_prompt_logprobs=0,
+        tool_format="hermes",
         batch_size=2,
         warnings=["w"],
         sampling=SamplingParams(8, num_return_sequences=2, top_k=3),
