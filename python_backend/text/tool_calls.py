@@ -61,8 +61,10 @@ def read_answer(text: str, tool_format: ToolFormat, *, final: bool = True) -> Re
         if end is None:
             break
         position = end
-    # White space around calls only separates them.
-    shown = [part for index, part in enumerate(content) if index == 0 or not part.isspace()]
+    # White space around calls only separates them, and max_tokens may cut the next one off.
+    shown = [
+        part for index, part in enumerate(content) if index == 0 or not tool_format.trigger.startswith(part.strip())
+    ]
     return Reading("".join(shown), tuple(calls))
 
 

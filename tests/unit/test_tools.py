@@ -163,6 +163,7 @@ def test_text_that_only_looks_like_a_call_stays_text():
     assert read_answer("a <tool_call>b", HERMES).content == "a <tool_call>b"
     assert read_answer("a <tool", HERMES).content == "a <tool"
     assert read_answer("a <tool", HERMES, final=False).content == "a "
+    assert read_answer(written(HERMES, CALLS) + "\n<tool", HERMES).content == ""
     cut = read_answer('<tool_call>\n{"name": "clock", "arguments": {"a', HERMES)
     assert [(call.name, call.arguments) for call in cut.calls] == [("clock", '{"a')]
 
