@@ -174,7 +174,9 @@ def read_settings(model_config: Mapping[str, Any]) -> ModelSettings:
         cancellation_check_period_s=parameters.cancellation_check_period_ms / 1e3,
         stats_check_period_s=parameters.stats_check_period_ms / 1e3,
         health_patience_s=parameters.health_patience_ms / 1e3,
-        guides=None if parameters.guided_decoding_backend == "none" else GuideLimits(engine_file.guided.cache_entries),
+        guides=None
+        if parameters.guided_decoding_backend == "none"
+        else GuideLimits(cache_entries=engine_file.guided.cache_entries),
         guide_backend=parameters.guided_decoding_backend,
         warm_up=tuple(Guide(entry.type, entry.guide) for entry in engine_file.guided.warm_up),
         lora=_lora(engine_file, parameters.lora_prefetch_dir),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -11,7 +14,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from clients import ClientError, GrpcClient, HttpClient, Toolbox, cli
-from tests.server.launched import ServerAddresses
+from tests.server.launched import ROOT, ServerAddresses
 
 QUESTION = [{"role": "user", "content": "What is the weather in Paris?"}]
 
@@ -113,3 +116,13 @@ def test_the_command_line_prints_calls(server, tmp_path: Path, capsys):
     options = ["--tools", f"@{tmp_path / 'tools.json'}", "--tool-choice", "get_weather", "--url", server.grpc]
     assert cli.main(["--chat", "The weather in Rome?", *options]) == cli.OK
     assert json.loads(capsys.readouterr().out)["name"] == "get_weather"
+
+
+def test_the_code_of_the_page_runs(server):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "tools.md").read_text(), flags=re.DOTALL)
+    code = code.replace("GrpcClient()", f"GrpcClient({server.grpc!r})")
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("get_weather city='")

@@ -124,3 +124,8 @@ def test_the_cache_drops_what_was_used_longest_ago():
     cache.put("too big", 1, 101)
     assert cache.get("too big") is None
     assert cache.stats().evictions == 3
+
+
+def test_a_deployments_cache_size_changes_no_other_limit():
+    with pytest.raises(TypeError):
+        GuideLimits(20)
