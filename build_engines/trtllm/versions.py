@@ -9,12 +9,14 @@ from build_engines.checkpoint import read_json
 from build_engines.files import sha256_file, write_json
 from build_engines.trtllm.tool import flag_table
 from python_backend import __version__
+from python_backend.errors import BuildError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 CONTAINER = "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
 FILE = "versions.json"
+_KEYS = ("stack", "container", "spec", "built", "tokenizer", "engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +50,7 @@ def record(directory: Path) -> None:
     Raises:
         BuildError: there is no record, or the engine's config.json is broken.
     """
-    found = read_json(directory / FILE)
-    spec = found["spec"]
+    spec = _read(directory)["spec"]
     Versions(spec, spec, _tokenizer(directory), _engine(directory)).write(directory)
 
 
@@ -60,7 +61,7 @@ def rendered(directory: Path, spec: str) -> None:
         BuildError: the record is broken.
     """
     if (directory / "engine").exists() and (directory / FILE).is_file():
-        found = read_json(directory / FILE)
+        found = _read(directory)
         Versions(spec, found["built"], found["tokenizer"], found["engine"]).write(directory)
     else:
         Versions(spec, None, _tokenizer(directory)).write(directory)
@@ -72,7 +73,7 @@ def findings(directory: Path, runtime: str) -> list[str]:
     Raises:
         BuildError: there is no record, or a file is broken.
     """
-    recorded = read_json(directory / FILE)
+    recorded = _read(directory)
     found: list[str] = []
     engine = _engine(directory)
     if engine is not None and engine != runtime:
@@ -92,6 +93,17 @@ def findings(directory: Path, runtime: str) -> list[str]:
     tokenizer = _tokenizer(directory)
     if tokenizer != recorded["tokenizer"]:
         found.append(_differs(directory / "weights", "tokenizer", recorded["tokenizer"], tokenizer))
+    return found
+
+
+def _read(directory: Path) -> dict[str, Any]:
+    """The record, whole."""
+    found = read_json(directory / FILE)
+    missing = [key for key in _KEYS if key not in found]
+    if missing:
+        raise BuildError(
+            f"{directory / FILE}: {', '.join(missing)} missing; make the deployment again: make build-engines."
+        )
     return found
 
 

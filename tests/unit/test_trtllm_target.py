@@ -432,6 +432,12 @@ def test_an_engine_of_another_release_names_the_container(built: Path, capsys: p
     assert "the engine version was 1.2.1 when this was built and is 1.0.0 now" in capsys.readouterr().err
 
 
+def test_a_record_of_an_older_release_is_no_traceback(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (built / "versions.json").write_text('{"spec": "1"}')
+    assert cli.main(["verify", str(built), "--runtime", "1.2.1"]) == 1
+    assert "versions.json: stack, container, built, tokenizer, engine missing; make" in capsys.readouterr().err
+
+
 def test_without_tensorrt_llm_the_version_has_to_be_given(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["verify", str(built)]) == 3
     assert "TensorRT-LLM is not installed here; give --runtime" in capsys.readouterr().err
