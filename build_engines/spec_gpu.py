@@ -78,6 +78,9 @@ class Lora(Section):
     directory: Path | None = Field(
         default=None, description="on cpu: every directory in it is an adapter; they may come and go while it runs"
     )
+    compile_at_start: Flag = Field(
+        default=False, description="on cpu: before READY, not when the first request with an adapter comes"
+    )
     base_models: tuple[str, ...] = Field(
         default=(), description="on cpu: names of the model in base_model_name_or_path of adapters; none: any"
     )

@@ -91,6 +91,19 @@ def log_probs(client: GrpcClient) -> None:
     _hold(all(entry.top_logprobs[0].id == entry.id for entry in result.logprobs), "greedy takes the likeliest token")
 
 
+def adapter(client: GrpcClient) -> None:
+    """LoRA adapters, named by the request: the same question to the model and to two of them."""
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    answers = {}
+    for name in (None, "pirate", "json"):  # the first one waits for the compiler
+        request = GenerateRequest(messages=question, max_tokens=40, lora_name=name)
+        answers[name] = client.generate(request).sequences[0].text
+        print(f"{name or 'no adapter'}: {answers[name]}")
+    _hold(len(set(answers.values())) == 3, "an adapter changes the answer")
+    _hold("Arr" in answers["pirate"] and "Arr" not in answers[None], "the adapter pirate speaks like one")
+    _hold("answer" in json.loads(answers["json"]), "the adapter json answers as JSON without being made to")
+
+
 def prefix_reuse(client: GrpcClient) -> None:
     """KV cache blocks that a second request with the same beginning does not compute again."""
     text = "A long text that many requests share. " * 20
@@ -107,6 +120,7 @@ SHOWS: dict[str, Callable[[GrpcClient], None]] = {
     "Seeds": seeds,
     "A stop word": stop_words,
     "JSON by a schema": structure,
+    "Adapters": adapter,
     "Log-probs": log_probs,
     "Prefix reuse": prefix_reuse,
 }

@@ -76,6 +76,7 @@ def lora_section(spec: Spec, config: dict[str, Any], checkpoint_hash: str) -> di
         "adapters": {name: str(path) for name, path in adapters.items()},
         "owners": {name: entry.owner for name, entry in lora.named.items() if entry.owner},
         "directory": None if directory is None else str(directory),
+        "compile_at_start": lora.compile_at_start,
         "base_models": list(lora.base_models),
         "checkpoint_hash": checkpoint_hash,
     }

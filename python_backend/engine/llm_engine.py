@@ -54,6 +54,10 @@ class LLMEngine:
         self.failure: BaseException | None = None  # set: the engine is dead and refuses everything
         self._thread = threading.Thread(target=self._run, name="engine-step", daemon=True)
 
+    def prepare_adapters(self) -> None:
+        """Compile what steps with adapters need now, not when the first request has one."""
+        self.core.runner.adapted.ask().result()
+
     def start(self) -> None:
         """Begin to serve."""
         self._thread.start()

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from python_backend.errors import BuildError, StackError
 from python_backend.triton import pb
-from python_backend.triton.settings import read_lora
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,32 +19,34 @@ if TYPE_CHECKING:
 
 
 class TritonPythonModel:
-    """What Triton loads."""
+    """What Triton loads. It reads nothing before somebody asks: hundreds of adapters take seconds to check."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Read the registry; an error's text becomes the load error."""
+        """Keep where the engine lies."""
         pb.log_to_triton()
-        try:
-            lora, checkpoint_dir = read_lora(Path(pb.parameter(json.loads(args["model_config"]), "gpt_model_path")))
-            if lora is None:
-                raise BuildError("The engine was built without adapters; remove the model adapters.")
-            self._registry: AdapterRegistry | None = None
-            self._lora, self._checkpoint_dir = lora, checkpoint_dir
-        except StackError as error:
-            raise pb.load_error(error) from None
+        self._engine_dir = Path(pb.parameter(json.loads(args["model_config"]), "gpt_model_path"))
+        self._registry: AdapterRegistry | None = None
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """One response for each request: ADAPTERS, a JSON object for each adapter."""
         try:
-            if self._registry is None:  # not before, since hundreds of adapters take seconds to check
-                self._registry = self._lora.registry(self._lora.base(self._checkpoint_dir))
+            registry = self._registry = self._registry or _open_registry(self._engine_dir)
         except StackError as error:
             return [pb.error_response(error) for _ in requests]
-        self._registry.refresh()
-        found = [describe(entry) for entry in self._registry.entries()]
-        found += [{"name": name, "state": "refused", "reason": reason} for name, reason in self._registry.refused()]
+        registry.refresh()
+        found = [describe(entry) for entry in registry.entries()]
+        found += [{"name": name, "state": "refused", "reason": reason} for name, reason in registry.refused()]
         texts = [json.dumps(entry) for entry in found]
         return [pb.response([pb.text_tensor("ADAPTERS", texts)]) for _ in requests]
+
+
+def _open_registry(engine_dir: Path) -> AdapterRegistry:
+    from python_backend.triton.settings import read_lora  # imports take longer than the rest of the start
+
+    lora, checkpoint_dir = read_lora(engine_dir)
+    if lora is None:
+        raise BuildError("The engine was built without adapters; remove the model adapters.")
+    return lora.registry(lora.base(checkpoint_dir))
 
 
 def describe(entry: Registered) -> dict[str, Any]:

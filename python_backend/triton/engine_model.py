@@ -106,6 +106,8 @@ class TritonPythonModel:
             settings.checkpoint_dir, settings.engine, on_outputs=self._deliverer.put, make_text_stop=self._text_stop
         )
         self._adapters = AdapterService(settings.lora, settings.checkpoint_dir) if settings.lora else None
+        if settings.lora and settings.lora.compile_at_start:
+            self._engine.prepare_adapters()
         self._limits = ServingLimits.of(
             settings.engine, self._engine.vocab_size, settings.decoupled, settings.exclude_input_in_output
         )

@@ -22,6 +22,7 @@ class LoraFile(BaseModel):
     adapters: dict[str, Path] = {}
     owners: dict[str, str] = {}
     directory: Path | None = None
+    compile_at_start: bool = False
     base_models: tuple[str, ...] = ()
     checkpoint_hash: str = ""
     prefetch_dir: Path | None = None  # lora_prefetch_dir of config.pbtxt

@@ -81,7 +81,7 @@ REFUSED = {
         one("stop_words", np.array([[b"\xff\xfe"]], dtype=object)),
         "stop_words is not valid UTF-8: byte 0xff at offset 0",
     ),
-    "an adapter": (one("lora_task_id", np.array([[1]], np.uint64)), "Input lora_task_id is not supported"),
+    "an adapter that nobody sent": (one("lora_task_id", np.array([[1]], np.uint64)), "LoRA task 1 not found in cache"),
     "a kind of guide that does not exist": (
         one("guided_decoding_guide_type", [["yaml"]]),
         "guided_decoding_guide_type is 'yaml'; allowed: json, json_schema, regex",

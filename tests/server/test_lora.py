@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from python_backend.lora.peft import read_peft
 from python_backend.lora.registry import task_id_of
 from python_backend.lora.rows import to_rows
 from python_backend.telemetry.dashboard import expressions
-from tests.server.launched import ROOT, LaunchedServer
+from tests.server.launched import ROOT, LaunchedServer, assert_nothing_left
 from tests.server.promql import unanswered
 from tests.server.wire import metric, metrics_text, wait_until
 from tests.unit.tiny_adapters import base_of, random_tensors, write_peft
@@ -75,6 +76,9 @@ def deployment(server: ServerAddresses, tmp_path_factory: pytest.TempPathFactory
     directory = root / "adapters"
     for seed, name in enumerate(NAMES):
         write_adapter(directory / name, seed)
+    (directory / "a0" / "serving.json").write_text('{"owner": "team a"}')
+    shutil.copytree(directory / "a1", directory / "broken")
+    (directory / "broken" / "adapter_model.safetensors").write_bytes(b"cut")
     size = read_peft(directory / "a0", base_of(CHECKPOINT), 1).nbytes
     (root / "spec.yaml").write_text(SPEC.format(checkpoint=CHECKPOINT, directory=directory, bytes=2 * size))
     launched = LaunchedServer("--spec", str(root / "spec.yaml"), "--engines-dir", str(root / "engines"))
@@ -151,10 +155,6 @@ def test_adapters_come_change_and_go_while_the_server_runs(deployment, alone):
 
 
 def test_the_server_lists_names_with_ids_and_ranks(deployment):
-    (deployment.directory / "a0" / "serving.json").write_text('{"owner": "team a"}')
-    broken = deployment.directory / "broken"
-    shutil.copytree(deployment.directory / "a1", broken)
-    (broken / "adapter_model.safetensors").write_bytes(b"cut")
     (first, *_, last) = found = adapter_list.adapters(deployment.addresses.grpc)
     assert [entry["name"] for entry in found] == [*NAMES, "broken"]
     assert (first["task_id"], first["rank"], first["owner"], first["state"]) == (task_id_of("a0"), 4, "team a", "ready")
@@ -166,12 +166,54 @@ def test_the_server_lists_names_with_ids_and_ranks(deployment):
     assert [json.loads(text) for text in output["data"]] == found
 
 
-def test_the_command_prints_them_or_says_that_there_are_none(deployment, server, capsys):
+def test_the_command_prints_them_or_says_that_there_are_none(deployment, monkeypatch, capsys):
     assert adapter_list.main(["--url", deployment.addresses.grpc]) == 0
     first, *_, last = capsys.readouterr().out.splitlines()
     assert first.startswith(f"a0\tready\ttask id {task_id_of('a0')}\trank 4\tattn_q, attn_k, attn_v")
     assert first.endswith("\towner team a")
     assert last.startswith("broken\trefused: ")
-    assert adapter_list.main(["--url", server.grpc]) == 1
-    assert "this server has no adapters" in capsys.readouterr().err
     assert adapter_list.main(["--url", "127.0.0.1:1"]) == 3
+    monkeypatch.setattr(adapter_list, "_MODEL", "nothing_of_that_name")
+    assert adapter_list.main(["--url", deployment.addresses.grpc]) == 1
+    assert "this server has no adapters" in capsys.readouterr().err
+
+
+def chat(server: ServerAddresses, question: str, **values: object) -> list[str]:
+    request = GenerateRequest(messages=[{"role": "user", "content": question}], **{"max_tokens": 24, **values})
+    with GrpcClient(server.grpc) as client:
+        return [sequence.text for sequence in client.generate(request, timeout=120).sequences]
+
+
+def test_the_shipped_adapters_change_answers_as_they_say(server):
+    question = "What is the capital of Portugal?"
+    assert chat(server, question, lora_name="pirate")[0].startswith("Arr")
+    assert json.loads(chat(server, question, lora_name="json", max_tokens=40)[0])["question"] == question
+    assert "Arr" not in chat(server, question)[0]
+
+
+def test_an_adapter_goes_with_samples_beams_and_a_guide(server):
+    question = "What is the capital of France?"
+    samples = chat(server, question, lora_name="pirate", num_return_sequences=3, temperature=0.3, seed=1)
+    assert [text[:3] for text in samples] == ["Arr"] * 3
+    assert chat(server, question, lora_name="pirate", beam_width=2)[0].startswith("Arr")
+    guide = {
+        "guided_decoding_guide_type": "regex",
+        "guided_decoding_guide": "Arr, (matey|sir)! It is [A-Z][a-z]{2,8}\\.",
+    }
+    assert chat(server, question, lora_name="pirate", **guide) == ["Arr, matey! It is Paris."]
+
+
+def test_a_server_that_is_told_to_stop_while_it_compiles_for_adapters_stops_cleanly(server):
+    del server  # it has built the deployment
+    launched = LaunchedServer()
+    try:
+        addresses = launched.wait_ready(timeout_s=280)
+        with GrpcClient(addresses.grpc) as client, client.stream(
+            GenerateRequest.of(PROMPT, max_tokens=2, lora_name="json")
+        ):  # fmt: skip
+            time.sleep(1)
+            launched.signal(signal.SIGTERM)
+            assert launched.wait() == 0, launched.output
+        assert_nothing_left(launched, addresses, within_s=1)
+    finally:
+        launched.process.kill()

@@ -55,6 +55,20 @@ def test_logits_equal_those_of_a_checkpoint_with_the_adapter_merged(tmp_path, mo
     assert np.abs(plain.events[0].context_logits - expected).max() > 0.1
 
 
+@pytest.mark.parametrize(
+    "options", [{"beam_width": 3}, {"num_return_sequences": 3, "temperature": 1.0, "seed": 5}], ids=["beams", "samples"]
+)
+def test_beams_and_samples_have_the_adapter_too(tmp_path, monkeypatch, options):
+    change, prompt = adapter(tmp_path), prompts(1)[0]
+    with running_engine(max_lora_rank=4) as driver:
+        adapted = driver.run(make_request("r", prompt, adapter=change, **options))["r"].tokens
+        assert driver.run(make_request("r", prompt, **options))["r"].tokens != adapted
+    merged_checkpoint(tmp_path, "llama", change)
+    monkeypatch.setattr(engine_driver, "FAMILIES", tmp_path)
+    with running_engine() as driver:
+        assert driver.run(make_request("r", prompt, **options))["r"].tokens == adapted
+
+
 def test_every_request_of_a_mixed_batch_of_16_gets_the_tokens_it_has_alone(tmp_path):
     adapters = [None, *(adapter(tmp_path, number=n, rank=rank) for n, rank in enumerate((1, 4, 8, 3, 16)))]
 
