@@ -10,7 +10,7 @@ from typing import Any
 
 from clients import tracing
 from clients.errors import Cancelled, ServerFailure, StreamBroken, out_of_time
-from clients.log_probs import LogProb, parse_content
+from clients.log_probs import LogProbs
 from clients.tool_calls import GrowingCalls, parse_entries
 from clients.types import Chunk, GenerateRequest, Result, SequenceResult, Usage
 
@@ -24,7 +24,7 @@ class _Sequence:
 
     def __init__(self) -> None:
         self.parts: list[str] = []
-        self.logprobs: list[LogProb] = []
+        self.logprobs: list[str] = []  # as JSON
         self.tool_calls = GrowingCalls()
         self.finish_reason: str | None = None
 
@@ -41,7 +41,7 @@ class Answer:
         self._sequences: dict[int, _Sequence] = {}
         self._warnings: list[str] = []
         self._outputs: dict[str, Any] = {}
-        self._prompt_logprobs: tuple[LogProb, ...] = ()
+        self._prompt_logprobs = LogProbs()
         self._logprobs_distribution: str | None = None
         self._num_input_tokens: int | None = None
         self._num_output_tokens: int | None = None
@@ -71,13 +71,14 @@ class Answer:
             sequence.parts.append(text)
             if beam < len(chunk.finish_reasons):
                 sequence.finish_reason = chunk.finish_reasons[beam]
-            if beam < len(chunk.logprobs):
-                sequence.logprobs.extend(chunk.logprobs[beam])
             if beam < len(chunk.tool_calls):
                 sequence.tool_calls.add(chunk.tool_calls[beam])
+        for beam, text in enumerate(chunk.outputs.get("logprobs", ())):
+            self._sequences.setdefault(chunk.sequence_index + beam, _Sequence()).logprobs.append(text)
         self._warnings += [warning for warning in chunk.warnings if warning not in self._warnings]
         self._outputs.update((name, value) for name, value in chunk.outputs.items() if name not in _IN_CHUNK)
-        self._prompt_logprobs = self._prompt_logprobs or chunk.prompt_logprobs
+        if "prompt_logprobs" in chunk.outputs:
+            self._prompt_logprobs = LogProbs(chunk.outputs["prompt_logprobs"])
         self._logprobs_distribution = self._logprobs_distribution or chunk.logprobs_distribution
         if chunk.num_input_tokens is not None:
             self._num_input_tokens = chunk.num_input_tokens
@@ -138,7 +139,9 @@ class Answer:
     def result(self) -> Result:
         """All that has arrived so far, as one result."""
         sequences = tuple(
-            SequenceResult("".join(found.parts), found.finish_reason, tuple(found.logprobs), found.tool_calls.calls())
+            SequenceResult(
+                "".join(found.parts), found.finish_reason, LogProbs(found.logprobs), found.tool_calls.calls()
+            )
             for _, found in sorted(self._sequences.items())
         )
         return Result(
@@ -161,10 +164,10 @@ def _chunk(outputs: Mapping[str, Any]) -> Chunk:
         sequence_index=_integer(outputs, "sequence_index") or 0,
         finish_reason=reasons[0] if reasons else None,
         finish_reasons=reasons,
-        logprobs=tuple(parse_content(text) for text in outputs.get("logprobs", ())),
+        logprobs=tuple(LogProbs((text,)) for text in outputs.get("logprobs", ())),
         tool_calls=tuple(parse_entries(text) for text in outputs.get("tool_calls", ())),
         logprobs_distribution=next(iter(outputs.get("logprobs_distribution", ())), None),
-        prompt_logprobs=parse_content(next(iter(outputs.get("prompt_logprobs", ())), "[]")),
+        prompt_logprobs=LogProbs(outputs.get("prompt_logprobs", ())),
         warnings=tuple(outputs.get("warnings", ())),
         num_input_tokens=_integer(outputs, "num_input_tokens"),
         num_output_tokens=_integer(outputs, "num_output_tokens"),

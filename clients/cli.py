@@ -137,6 +137,9 @@ def _show(result: Result, arguments: argparse.Namespace, clock: _Clock, *, print
 
 def _as_json(result: Result) -> dict[str, Any]:
     found = asdict(result)
+    found["prompt_logprobs"] = [asdict(entry) for entry in result.prompt_logprobs]
+    for shown, sequence in zip(found["sequences"], result.sequences, strict=True):
+        shown["logprobs"] = [asdict(entry) for entry in sequence.logprobs]
     found["outputs"] = {name: value.tolist() for name, value in result.outputs.items() if hasattr(value, "tolist")}
     return {"text": result.text, "finish_reason": result.finish_reason, **found}
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
+from typing import Any, overload
 
 _BAR = 10  # columns for a probability of 1
 _EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -30,21 +30,57 @@ class LogProb:
     @classmethod
     def parse(cls, entry: Mapping[str, Any]) -> LogProb:
         """From one entry of OpenAI's `content` list."""
-        raw, value = entry.get("bytes"), entry["logprob"]
+        find, value = entry.get, entry["logprob"]
+        raw, others = find("bytes"), find("top_logprobs")
         return cls(
-            token=entry["token"],
-            logprob=None if value is None else float(value),
-            bytes=None if raw is None else tuple(raw),
-            top_logprobs=tuple(cls.parse(other) for other in entry.get("top_logprobs", ())),
-            id=entry.get("id"),
-            text_offset=entry.get("text_offset"),
-            masked_probability=entry.get("masked_probability"),
+            entry["token"],
+            None if value is None else float(value),
+            None if raw is None else tuple(raw),
+            tuple([cls.parse(other) for other in others]) if others else (),
+            find("id"),
+            find("text_offset"),
+            find("masked_probability"),
         )
 
     @property
     def probability(self) -> float | None:
         """0 to 1."""
         return None if self.logprob is None else math.exp(self.logprob)
+
+
+class LogProbs(Sequence[LogProb]):
+    """The tokens of a sequence, in order; read from the server's JSON when somebody looks at them."""
+
+    __slots__ = ("_entries", "texts")
+
+    def __init__(self, texts: Iterable[str] = ()) -> None:
+        """From the content lists of successive responses."""
+        self.texts = tuple(texts)
+        self._entries: tuple[LogProb, ...] | None = None
+
+    def _all(self) -> tuple[LogProb, ...]:
+        if self._entries is None:
+            self._entries = tuple(entry for text in self.texts for entry in parse_content(text))
+        return self._entries
+
+    @overload
+    def __getitem__(self, index: int) -> LogProb: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[LogProb]: ...
+    def __getitem__(self, index: int | slice) -> LogProb | Sequence[LogProb]:
+        return self._all()[index]
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._all() == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self._all())
+
+    def __repr__(self) -> str:
+        return repr(self._all())
 
 
 def parse_content(text: str) -> tuple[LogProb, ...]:

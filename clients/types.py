@@ -151,10 +151,10 @@ class Chunk:
     sequence_index: int = 0
     finish_reason: str | None = None  # in a sequence's last chunk
     finish_reasons: tuple[str, ...] = ()  # one per beam
-    logprobs: tuple[tuple[LogProb, ...], ...] = ()  # per beam, one per token of this chunk
+    logprobs: tuple[Sequence[LogProb], ...] = ()  # per beam, one per token of this chunk
     tool_calls: tuple[tuple[Mapping[str, Any], ...], ...] = ()  # per beam, entries of OpenAI's delta.tool_calls
     logprobs_distribution: str | None = None  # raw or processed; in the first chunk
-    prompt_logprobs: tuple[LogProb, ...] = ()  # one per token of the prompt; in one chunk, mostly the first
+    prompt_logprobs: Sequence[LogProb] = ()  # one per token of the prompt; in one chunk, mostly the first
     warnings: tuple[str, ...] = ()
     num_input_tokens: int | None = None
     num_output_tokens: int | None = None  # of this chunk
@@ -167,7 +167,7 @@ class SequenceResult:
 
     text: str
     finish_reason: str | None = None  # stop, length, cancelled, timeout, error; None: the server does not say
-    logprobs: tuple[LogProb, ...] = ()
+    logprobs: Sequence[LogProb] = ()
     tool_calls: tuple[ToolCall, ...] = ()
 
 
@@ -180,7 +180,7 @@ class Result:
     usage: Usage = Usage()
     warnings: tuple[str, ...] = ()
     logprobs_distribution: str | None = None  # what the log-probs of the answer tell of: raw or processed
-    prompt_logprobs: tuple[LogProb, ...] = ()
+    prompt_logprobs: Sequence[LogProb] = ()
     outputs: Mapping[str, Any] = field(default_factory=dict, repr=False)  # other tensors, from the last chunk with each
 
     @property
@@ -194,7 +194,7 @@ class Result:
         return self.sequences[0].finish_reason
 
     @property
-    def logprobs(self) -> tuple[LogProb, ...]:
+    def logprobs(self) -> Sequence[LogProb]:
         """The first sequence's log-probabilities, when asked for."""
         return self.sequences[0].logprobs
 

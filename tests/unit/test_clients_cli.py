@@ -97,6 +97,28 @@ def test_json_holds_the_whole_result(server: FakeServer, capsys: pytest.CaptureF
     assert found["usage"] == {"prompt_tokens": 3, "completion_tokens": 2}
 
 
+ENTRY = {"token": "ho", "logprob": -0.5, "bytes": [104, 111], "id": 7, "text_offset": 0, "top_logprobs": []}
+
+
+def test_log_probs_are_a_table_on_stderr_and_objects_in_json(
+    server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outputs = {"logprobs": [json.dumps([ENTRY])], "logprobs_distribution": ["raw"]}
+    server.scripts["hi"] = [send("ho", "length", **outputs, prompt_logprobs=[json.dumps([ENTRY])])]
+    asked = ["hi", "--top-logprobs", "0", "--prompt-logprobs", "--url", server.grpc_url]
+    assert cli.main(asked) == cli.OK
+    out, err = capsys.readouterr()
+    assert out == "ho\n"
+    assert err.count("'ho'   60.7 %") == 2
+    assert "prompt (raw)" in err
+    assert "answer (raw)" in err
+    assert _sent(server)["top_logprobs"] == _sent(server)["top_prompt_logprobs"] == 0
+    assert cli.main([*asked, "--json"]) == cli.OK
+    found = json.loads(capsys.readouterr().out)
+    for entries in (found["sequences"][0]["logprobs"], found["prompt_logprobs"]):
+        assert [entry["id"] for entry in entries] == [7]
+
+
 def test_stats_and_warnings_go_to_stderr(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
     counts = {"num_input_tokens": np.array([[3]], np.int32), "num_output_tokens": np.array([[2]], np.int32)}
     server.scripts["hi"] = [send("ho", "length", warnings=["clipped"], **counts)]

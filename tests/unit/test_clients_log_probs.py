@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from clients.log_probs import LogProb, mean_log_prob, parse_content, table
+from clients.log_probs import LogProb, LogProbs, mean_log_prob, parse_content, table
 
 
 def entry(token: str, probability: float, *others: LogProb, **values) -> LogProb:
@@ -44,6 +44,17 @@ def test_the_first_token_of_a_prompt_has_no_number() -> None:
 
 def test_no_tokens_make_no_table() -> None:
     assert list(table([])) == []
+
+
+def test_lists_of_several_responses_are_one_and_are_read_when_looked_at() -> None:
+    one = '[{"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}]'
+    found = LogProbs([one, "[]", one])
+    assert len(found) == 2
+    assert found == (LogProb("a", -0.5, (97,)),) * 2
+    assert found[-1] == found[0]
+    assert [entry.token for entry in found[:1]] == ["a"]
+    assert not LogProbs()
+    assert LogProbs(["rubbish"]).texts == ("rubbish",)
 
 
 def test_content_of_any_server_of_openais_shape_is_read() -> None:
