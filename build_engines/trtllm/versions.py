@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -55,16 +56,14 @@ def record(directory: Path) -> None:
 
 
 def rendered(directory: Path, spec: str) -> None:
-    """Record that the files beside the engine were made anew, from `spec`; what is said of the engine stays.
-
-    Raises:
-        BuildError: the record is broken.
-    """
-    if (directory / "engine").exists() and (directory / FILE).is_file():
-        found = _read(directory)
-        Versions(spec, found["built"], found["tokenizer"], found["engine"]).write(directory)
-    else:
-        Versions(spec, None, _tokenizer(directory)).write(directory)
+    """Record that the files beside the engine were made anew, from `spec`; what is said of the engine stays."""
+    built = engine = None
+    tokenizer = _tokenizer(directory)
+    if (directory / "engine").exists():
+        with contextlib.suppress(BuildError):  # none that can be read: the engine counts as not recorded
+            found = _read(directory)
+            built, tokenizer, engine = found["built"], found["tokenizer"], found["engine"]
+    Versions(spec, built, tokenizer, engine).write(directory)
 
 
 def findings(directory: Path, runtime: str) -> list[str]:

@@ -436,6 +436,9 @@ def test_a_record_of_an_older_release_is_no_traceback(built: Path, capsys: pytes
     (built / "versions.json").write_text('{"spec": "1"}')
     assert cli.main(["verify", str(built), "--runtime", "1.2.1"]) == 1
     assert "versions.json: stack, container, built, tokenizer, engine missing; make" in capsys.readouterr().err
+    change_the_spec(built)  # and a build mends it
+    assert cli.main(["record", str(built)]) == 0
+    assert cli.main(["verify", str(built), "--runtime", "1.2.1"]) == 0
 
 
 def test_without_tensorrt_llm_the_version_has_to_be_given(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
