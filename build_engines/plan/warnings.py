@@ -16,11 +16,21 @@ _QWEN = (
     "set quantization.kv_cache_quant_algo to null"
 )
 
+_ADAPTERS = (
+    "adapters are known by name on cpu only; with this target clients send lora_task_id, and at first use lora_weights "
+    "and lora_config, so lora.adapters and lora.directory change nothing"
+)
+
 
 def warnings(plan: EnginePlan) -> list[str]:
     """One sentence for each, without a full stop."""
     deployment = plan.spec.deployment
-    if plan.on_cpu or deployment.quantization.kv_cache_quant_algo != "FP8":
+    if plan.on_cpu:
         return []
-    found = [_REUSE] if deployment.limits.enable_kv_cache_reuse else []
-    return [*found, _QWEN] if plan.shape.architecture.startswith("Qwen2") else found
+    found = []
+    if deployment.lora is not None and (deployment.lora.adapters or deployment.lora.directory):
+        found.append(_ADAPTERS)
+    if deployment.quantization.kv_cache_quant_algo == "FP8":
+        found += [_REUSE] if deployment.limits.enable_kv_cache_reuse else []
+        found += [_QWEN] if plan.shape.architecture.startswith("Qwen2") else []
+    return found

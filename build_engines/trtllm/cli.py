@@ -106,10 +106,10 @@ def _migrate(arguments: argparse.Namespace) -> int:
     else:
         spec = load_spec(arguments.origin)
         found = migrate_spec(spec.deployment)
-        source = found.spec["source"]
-        for key in ("shape", "hf", "gguf"):
-            if key in source:  # as the new file sees it
-                source[key] = os.path.relpath(spec.path(Path(source[key])), arguments.output.resolve().parent)
+        for section, keys in (("source", ("shape", "hf", "gguf")), ("speculative", ("draft_shape",))):
+            paths = found.spec.get(section, {})
+            for key in (key for key in keys if key in paths):  # as the new file sees it
+                paths[key] = os.path.relpath(spec.path(Path(paths[key])), arguments.output.resolve().parent)
     arguments.output.write_text(yaml.safe_dump(found.spec, sort_keys=False))
     report = arguments.output.with_suffix(".md")
     report.write_text(found.report())

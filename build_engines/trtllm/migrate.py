@@ -150,7 +150,10 @@ def _quantization(quantization: dict[str, Any], algo: str) -> list[str]:
 
 
 def _speculative(spec: dict[str, Any]) -> list[str]:
-    if spec.get("speculative", {}).get("mode") != "medusa":
+    mode = spec.get("speculative", {}).get("mode")
+    if mode == "draft_tokens_external":
+        return ["the model tensorrt_llm_bls with num_draft_tokens and use_draft_logits: the LLM API drafts by itself"]
+    if mode != "medusa":
         return []
     del spec["speculative"]
     return ["Medusa heads: the LLM API has none; EAGLE is what replaces them"]

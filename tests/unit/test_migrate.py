@@ -95,3 +95,13 @@ def test_a_config_of_something_else_is_refused(tmp_path: Path, capsys: pytest.Ca
     given = ["--weights", "x", "--shape", str(SHAPE), "--card", "h100-sxm"]
     assert cli.main(["migrate", str(SHAPE / "config.json"), str(tmp_path / "new.yaml"), *given]) == 1
     assert "no config.json of an engine" in capsys.readouterr().err
+
+
+def test_a_draft_model_goes_along(tmp_path: Path) -> None:
+    output = tmp_path / "elsewhere" / "new.yaml"
+    output.parent.mkdir()
+    assert cli.main(["migrate", str(SPECS / "llama-3.3-70b-h100-tp4-draft.yaml"), str(output)]) == 0
+    draft = load_spec(output).deployment.speculative
+    assert draft is not None
+    assert draft.draft_model == "meta-llama/Llama-3.2-1B-Instruct"
+    assert "tensorrt_llm_bls with num_draft_tokens" in output.with_suffix(".md").read_text()
