@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -50,7 +51,7 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
         "kind": "find" if options.find else outcome.results[0].stage.kind if outcome.results else "users",
         "verdict": outcome.verdict.as_dict(),
         "stages": [result.as_dict() for result in outcome.results],
-        "search": None if outcome.search is None else asdict(outcome.search),
+        "search": None if outcome.search is None else _search(outcome.search),
         "settings": {
             "workload": options.workload,
             "about": outcome.about,
@@ -69,6 +70,12 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
         "tokens": _tokens(outcome),
         "samples": _samples(outcome),
     }
+
+
+def _search(found: Found) -> dict[str, Any]:
+    """Trials as pairs of rate and use; None for a use that could not be measured, which JSON has no number for."""
+    trials = [(rate, use if math.isfinite(use) else None) for rate, use in found.trials]
+    return {"holds": found.holds, "misses": found.misses, "trials": trials}
 
 
 def _requests(outcome: Outcome) -> list[list[Any]]:

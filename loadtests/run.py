@@ -34,6 +34,7 @@ from loadtests.workloads.burst import BURST_SIZE
 LORA_SPEC = ROOT / "build_engines" / "specs" / "smollm2-135m-lora.yaml"
 _PROBE = stages.Timing(warmup_s=4.0, window_s=12.0, min_requests=4, max_window_s=24.0, grace_s=30.0)
 _OTHER_ARRIVALS = 1000
+_MEET = 0.25  # requests in flight on average
 _BUSY = 0.25  # load average per core from which on somebody else takes part of the machine
 
 
@@ -89,7 +90,10 @@ class Test:
         probe = stages.closed(self._swarm, options.slo.users, _PROBE, self._watcher.progress)
         self._swarm.abandon()
         self._swarm.settle(clock.now(), _PROBE.grace_s)
-        begun = max(0.1, self._judge(probe).rates["requests_per_s"])
+        seen = self._judge(probe)
+        begun = max(0.05, seen.rates["requests_per_s"])
+        # At so low a rate requests hardly ever meet: if that misses the SLO, so does a single user.
+        lowest = _MEET / seen.metrics["latency"].get("mean", 1.0)
         longer = replace(options.timing, window_s=1.5 * options.timing.window_s)
 
         def trial(rate: float) -> float:
@@ -98,7 +102,7 @@ class Test:
         def confirm(rate: float) -> float:
             return self._open_stage(rate, self._arrivals(rate, _OTHER_ARRIVALS), longer).worst.use
 
-        self.found = search.find_max(trial, confirm, begun)
+        self.found = search.find_max(trial, confirm, begun, lowest=lowest)
         verdict = of_ladder(self.results, None, options.slo)
         missed = [result for result in self.results if result.stage.load == self.found.misses and not result.met]
         return replace(

@@ -15,7 +15,6 @@ Trial = Callable[[float], float]
 RESOLUTION = 0.05
 _GROWTH = 1.6
 _MAX_TRIALS = 14
-_LOWEST = 1e-3
 
 
 @dataclass(slots=True)
@@ -27,13 +26,16 @@ class Found:
     trials: list[tuple[float, float]] = field(default_factory=list)  # rate, use
 
 
-def find_max(trial: Trial, confirm: Trial, start: float, resolution: float = RESOLUTION) -> Found:
+def find_max(
+    trial: Trial, confirm: Trial, start: float, *, lowest: float = 0.0, resolution: float = RESOLUTION
+) -> Found:
     """Bracket the limit, narrow the bracket, and try its lower end again.
 
     Args:
         trial: see Trial.
         confirm: a trial with other arrivals, and longer; a rate that fails it does not hold.
         start: the first rate, requests per second.
+        lowest: a rate below which it is not worth looking.
         resolution: how close `holds` and `misses` have to be, as a share.
     """
     found = Found()
@@ -63,7 +65,7 @@ def find_max(trial: Trial, confirm: Trial, start: float, resolution: float = RES
         if _is_narrow(found, resolution) and found.holds in confirmed:
             return found
         rate = _next(found, uses)
-        if rate < _LOWEST:
+        if rate < lowest:
             break
     return found
 

@@ -233,7 +233,7 @@ def _hit_ratio(prompts: list[Point], cached: list[Point], over_s: float = 5.0) -
 def search(report: Report) -> str:
     """The trials of a search: rate and how much of the limit was used."""
     trials = report["search"]["trials"] if report["search"] else []
-    known = [(rate, use) for rate, use in trials if math.isfinite(use)]
+    known = [(rate, use) for rate, use in trials if use is not None]
     if len(known) < 2:
         return ""
     rates = [rate for rate, _ in known]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -20,6 +22,7 @@ from loadtests.report.svg import Axis, nice
 from loadtests.results import of_stage
 from loadtests.scrape import Sample, summarize
 from loadtests.scrape import parse as parse_metrics
+from loadtests.search import Found
 from loadtests.server import Server
 from loadtests.stages import Stage
 
@@ -152,6 +155,12 @@ def test_two_runs_are_compared_load_by_load(report: dict[str, Any]) -> None:
     assert html.count("+50 %") == 9, "three latencies at three loads"
     assert 'class="line other"' in html
     assert "Beside the other run" not in page(slower, None)
+
+
+def test_a_search_is_drawn_and_is_plain_json() -> None:
+    done = replace(outcome(), search=Found(4.0, 16.0, [(1.0, 0.3), (4.0, 0.9), (16.0, 2.0), (64.0, math.inf)]))
+    text = json.dumps(as_dict(done), allow_nan=False)
+    assert "share of the tightest limit that was used" in page(json.loads(text), None)
 
 
 def test_groups_are_shown_when_there_are_several() -> None:
