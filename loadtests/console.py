@@ -26,7 +26,6 @@ class Screen:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live = Live("", console=console, refresh_per_second=4, transient=True)
-        self._count = 0
 
     def __enter__(self) -> Screen:
         if self._console.is_terminal:
@@ -59,15 +58,14 @@ class Screen:
         """A line that stays."""
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def progress(self, stage: Stage, part: str, share: float) -> None:
+    def progress(self, stage: Stage, part: str, share: float, note: str) -> None:
         """Move the line."""
         done = round(_BAR * share)
-        text = f"{stage.label:>14}  {part:8}  [{'━' * done}{' ' * (_BAR - done)}]"
+        text = f"{stage.label:>14}  {part:8} {'━' * done}{'╌' * (_BAR - done)}  {note}"
         self._live.update(Text(text))
 
     def result(self, result: StageResult) -> None:
         """A line for a stage that is over."""
-        self._count += 1
         found, server = result.metrics, result.server
         parts = [
             f"{result.stage.label:>14}",

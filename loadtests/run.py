@@ -45,8 +45,8 @@ class Watcher(Protocol):
         """A line that stays."""
         ...
 
-    def progress(self, stage: Stage, part: str, share: float) -> None:
-        """Where the test is."""
+    def progress(self, stage: Stage, part: str, share: float, note: str) -> None:
+        """Where the test is: a stage, a part of it, how much of that is over, and how it is going."""
         ...
 
     def result(self, result: StageResult) -> None:
@@ -81,13 +81,13 @@ class Test:
                 self._open_stage(rate, self._arrivals(rate), options.timing)
         else:
             for users in options.ladder:
-                self._keep(stages.closed(self._swarm, users, options.timing, self._watcher.progress))
+                self._keep(stages.closed(self._swarm, users, options.timing, self._progress))
         return of_ladder(self.results, options.required, options.slo)
 
     def _find(self) -> Verdict:
         options = self._options
         self._watcher.say("a first look, to know where to begin")
-        probe = stages.closed(self._swarm, options.slo.users, _PROBE, self._watcher.progress)
+        probe = stages.closed(self._swarm, options.slo.users, _PROBE, self._progress)
         self._swarm.abandon()
         self._swarm.settle(clock.now(), _PROBE.grace_s)
         seen = self._judge(probe)
@@ -129,7 +129,14 @@ class Test:
         return Bursts(rate, BURST_SIZE, seed) if self._options.workload == "burst" else Poisson(rate, seed)
 
     def _open_stage(self, rate: float, arrivals: Arrivals, timing: stages.Timing) -> StageResult:
-        return self._keep(stages.opened(self._swarm, rate, arrivals, timing, self._watcher.progress))
+        return self._keep(stages.opened(self._swarm, rate, arrivals, timing, self._progress))
+
+    def _progress(self, stage: Stage, part: str, share: float) -> None:
+        ledger = self._swarm.ledger
+        ended = [record for record in ledger.records if record.end_at >= stage.begin]
+        failed = sum(not record.ok for record in ended)
+        note = f"{len(ended)} answered, {ledger.open_count} under way" + (f", {failed} failed" if failed else "")
+        self._watcher.progress(stage, part, share, note)
 
     def _keep(self, stage: Stage) -> StageResult:
         result = self._judge(stage)
