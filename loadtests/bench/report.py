@@ -21,6 +21,7 @@ EXPLAINED = {
     "(warm). Cold over warm, medians, engine in process.",
     "lora_mixed": "Streams over 8 adapters of rank 8 on all seven projections, over streams without, on one server.",
     "lora_idle": "Streams without adapters on a server that has 8 of them, over a server that has none.",
+    "logprobs_5": "Streams with the five likeliest tokens at every place, over streams without, on one server.",
     "load_tool_overhead": "32 streams as the users of `make loadtest` count them, over the raw client, on one server.",
     "capacity": "The highest rate within the SLO chat, found by a short `make loadtest FIND=max`.",
     "lora_scale": "Streams over so many adapters (rank 8, q and v), the n-th wanted 1/n as often as the first, over "

@@ -1,7 +1,6 @@
 """Normalizers and most probable tokens of many rows of logits at once.
 
 The large passes go row by row, while a row is in the core's cache, the small steps behind them for all rows together.
-
 Knows nothing of requests.
 """
 
@@ -55,7 +54,9 @@ class BatchScorer:
         maximum = coarse.max(axis=1)
         found = None
         if 2 * n <= coarse.shape[1] and np.isfinite(maximum).all():
-            found = self._top(rows, maxima, np.partition(coarse, -n, axis=1)[:, -n], n)
+            bounds = np.partition(coarse, -n, axis=1)[:, -n]
+            if np.isfinite(bounds).all():  # else fewer than n tokens may be possible
+                found = self._top(rows, maxima, bounds, n)
         if found is None:
             alone = zip(rows, maximum.tolist(), normalizers, strict=True)
             return [self._alone(row, highest, normalizer, n) for row, highest, normalizer in alone]

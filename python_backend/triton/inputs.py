@@ -43,7 +43,7 @@ HONOURED: dict[str, str] = {
     "seed": "same seed, same output; absent: another output every time",
     "top_logprobs": "`logprobs`, with 0 to 20 alternatives for each token",
     "logprobs_mode": "what `logprobs` is about: raw (default) or processed, see docs/logprobs.md",
-    "top_prompt_logprobs": "`prompt_logprobs`, with 0 to 20 alternatives for each token; nothing of it is cached",
+    "top_prompt_logprobs": "`prompt_logprobs`, with 0 to 20 alternatives for each token; the prompt is computed whole",
     "return_log_probs": "cum_log_probs and output_log_probs",
     "return_context_logits": "context_logits",
     "return_generation_logits": "generation_logits",

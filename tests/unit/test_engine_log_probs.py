@@ -72,10 +72,11 @@ def test_a_row_that_is_not_sound_says_so_and_harms_no_other(bad: float) -> None:
         assert score.log_probs == pytest.approx(soft(row)[score.token_ids].tolist(), abs=1e-5)
 
 
-def test_what_a_mask_left_nothing_of_is_not_among_the_most_probable() -> None:
-    row = np.full(9000, -np.inf, np.float32)
+@pytest.mark.parametrize(("vocab", "n"), [(9000, 5), (9000, 2), (200, 20), (200, 3)])
+def test_what_a_mask_left_nothing_of_is_not_among_the_most_probable(vocab: int, n: int) -> None:
+    row = np.full(vocab, -np.inf, np.float32)
     row[[5, 70]] = [1.0, 2.0]
-    (score,) = BatchScorer(9000).score([row], 5)
+    (score,) = BatchScorer(vocab).score([row], n)
     assert score.token_ids == [70, 5]
     assert np.exp(score.log_probs).sum() == pytest.approx(1)
 

@@ -41,7 +41,7 @@ def prompts(count: int) -> list[list[int]]:
 def test_logits_equal_those_of_a_checkpoint_with_the_adapter_merged(tmp_path, monkeypatch, family):
     change = adapter(tmp_path, family, ranks={"self_attn.k_proj": 2, "mlp.down_proj": 7})
     prompt = prompts(1)[0]
-    options = {"max_tokens": 24, "return_context_logits": True}
+    options = {"max_tokens": 24, "return_context_logits": True, "top_prompt_logprobs": 0, "top_logprobs": 0}
     with running_engine(family, max_lora_rank=8) as driver:
         plain = driver.run(make_request("r", prompt, **options))["r"]
         adapted = driver.run(make_request("r", prompt, adapter=change, **options))["r"]
@@ -52,6 +52,9 @@ def test_logits_equal_those_of_a_checkpoint_with_the_adapter_merged(tmp_path, mo
     logits, expected = adapted.events[0].context_logits, merged.events[0].context_logits
     np.testing.assert_allclose(logits, expected, atol=2e-3, rtol=1e-3)
     assert adapted.tokens == merged.tokens
+    for read in (lambda e: e.prompt_log_probs or [], lambda e: e.sequences[0].top_log_probs):
+        found, wanted = ([t.log_prob for e in answer.events for t in read(e)] for answer in (adapted, merged))
+        np.testing.assert_allclose(found, wanted, atol=2e-3)
     assert np.abs(plain.events[0].context_logits - expected).max() > 0.1
 
 
