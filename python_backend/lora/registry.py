@@ -71,6 +71,7 @@ class AdapterRegistry:
         self._refused: dict[str, tuple[_Stamp, str]] = {}
         for name, place in self._named.items():
             _check_name(name)
+            self._check_clash(name, place)
             self._entries[name] = self._load(name, place)[0]
         self.refresh()
 
@@ -184,6 +185,11 @@ class AdapterRegistry:
             stamp=stamp,
         )
         return entry, adapter
+
+    def _check_clash(self, name: str, place: Path) -> None:
+        other = None if self._directory is None else self._directory / name
+        if other is not None and (other / CONFIG_FILE).is_file() and other.resolve() != place.resolve():
+            raise BuildError(f"Adapter name {name!r} is that of {place} and of {other}; rename one of them.")
 
     def _advice(self, name: str) -> str:
         known = self.names()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -99,7 +103,7 @@ def alone(deployment: Deployment) -> dict[str, str]:
 
 
 def test_different_adapters_and_none_in_one_batch_answer_as_they_do_alone(deployment, alone):
-    names = ["a0", "", "a1"] * 4
+    names = ["a0", "", "a1", "a0"] * 4
     with ThreadPoolExecutor(len(names)) as pool:
         answers = list(pool.map(lambda name: deployment.ask(**({"lora_name": name} if name else {})), names))
     assert answers == [alone[name] for name in names]
@@ -154,6 +158,27 @@ def test_adapters_come_change_and_go_while_the_server_runs(deployment, alone):
         deployment.ask(lora_name="late")
 
 
+@pytest.mark.parametrize("removed", [False, True])
+def test_an_adapter_that_changes_or_goes_while_a_stream_uses_it_leaves_the_stream_alone(deployment, alone, removed):
+    place = deployment.directory / f"passing{removed:d}"
+    shutil.copytree(deployment.directory / "a1", place)
+    request = GenerateRequest.of(PROMPT, max_tokens=200, end_id=-1, lora_name="a1")
+    with GrpcClient(deployment.addresses.grpc) as client:
+        expected = client.generate(request, timeout=120).text
+        stream = client.stream(dataclasses.replace(request, lora_name=place.name))
+        first = next(iter(stream)).text
+        if removed:
+            shutil.rmtree(place)
+            with pytest.raises(clients.ClientError, match="is not registered"):
+                deployment.ask(lora_name=place.name)
+        else:
+            write_adapter(place, seed=2)
+            os.utime(place / "adapter_model.safetensors", ns=(9, 9))
+            assert deployment.ask(lora_name=place.name) == alone["a2"]
+        assert first + "".join(chunk.text for chunk in stream) == expected
+    shutil.rmtree(place, ignore_errors=True)
+
+
 def test_the_server_lists_names_with_ids_and_ranks(deployment):
     (first, *_, last) = found = adapter_list.adapters(deployment.addresses.grpc)
     assert [entry["name"] for entry in found] == [*NAMES, "broken"]
@@ -201,6 +226,22 @@ def test_an_adapter_goes_with_samples_beams_and_a_guide(server):
         "guided_decoding_guide": "Arr, (matey|sir)! It is [A-Z][a-z]{2,8}\\.",
     }
     assert chat(server, question, lora_name="pirate", **guide) == ["Arr, matey! It is Paris."]
+
+
+TRY_IT = (ROOT / "docs" / "lora.md").read_text().split("## Try it")[1].split("## Serve adapters")[0]
+
+
+@pytest.mark.parametrize(("kind", "code"), re.findall(r"```(bash|python)\n(.*?)```", TRY_IT, flags=re.DOTALL))
+def test_what_the_page_tells_to_try_works(kind: str, code: str, server: ServerAddresses):
+    code = re.sub(r"make serve.*", "", code).replace("localhost:8000", server.http)
+    code = code.replace("127.0.0.1:8001", server.grpc).replace(
+        "-m clients --chat", f"-m clients --url {server.grpc} --chat"
+    )
+    code = code.replace("-m clients adapters", f"-m clients adapters --url {server.grpc}")
+    command = ["bash", "-euo", "pipefail", "-c", code] if kind == "bash" else [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Arr" in done.stdout
 
 
 def test_a_server_that_is_told_to_stop_while_it_compiles_for_adapters_stops_cleanly(server):

@@ -304,6 +304,11 @@ def test_a_link_out_of_the_directory_is_not_followed(tmp_path):
 def test_a_named_adapter_that_is_wrong_stops_the_start(tmp_path):
     with pytest.raises(BuildError, match="No such file"):
         AdapterRegistry(BASE, {"gone": tmp_path / "gone"})
+    write_peft(tmp_path / "named", random_tensors(BASE))
+    write_peft(tmp_path / "more" / "x", random_tensors(BASE))
+    with pytest.raises(BuildError, match=r"Adapter name 'x' is that of .*/named and of .*/more/x; rename one"):
+        AdapterRegistry(BASE, {"x": tmp_path / "named"}, tmp_path / "more")
+    assert AdapterRegistry(BASE, {"x": tmp_path / "more" / "x"}, tmp_path / "more").names() == ["x"]
     with pytest.raises(BuildError, match=r"Adapter name '../x'"):
         AdapterRegistry(BASE, {"../x": tmp_path})
 
