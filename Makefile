@@ -29,7 +29,7 @@ VENV := .venv/bin/python
 help:  ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  make \1\t\2/p' Makefile | expand -t 24
 
-setup:  ## .venv with the locked dependencies [PYTHON=python3.12 EXTRA=xgrammar]
+setup:  ## .venv with the locked dependencies [PYTHON=python3.12 EXTRA=xgrammar|tracing]
 	$(BOOTSTRAP) serve $(EXTRA)
 
 serve: setup  ## build what is missing, then serve in the foreground [SPEC= HTTP_PORT= GRPC_PORT= METRICS_PORT=]

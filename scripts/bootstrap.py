@@ -28,9 +28,10 @@ VENV_PYTHON = VENV / "bin" / "python"
 LOCKS = {
     "serve": (),
     "loadtest": ("serve",),
-    "dev": ("serve", "loadtest", "xgrammar"),
+    "dev": ("serve", "loadtest", "xgrammar", "tracing"),
     "bench": ("serve",),
     "xgrammar": ("serve",),
+    "tracing": ("serve",),
 }  # and what each contains
 NEEDED_BYTES = 2_500_000_000  # .venv, pip's downloads and the demo engine
 NUMPY_OPTIONS = (  # no BLAS: the server's matrix products run in OpenVINO; AVX2 is required anyway

@@ -42,8 +42,7 @@ class Tracing:
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
         except ImportError as error:
             raise EnvironmentFault(
-                f"{ENDPOINT} is set, but {error.name} is not installed:"
-                " .venv/bin/pip install --no-deps -r requirements/tracing.txt"
+                f"{ENDPOINT} is set, but {error.name} is not installed: make setup EXTRA=tracing."
             ) from None
         name = os.environ.get("OTEL_SERVICE_NAME", SERVICE_NAME)
         self._provider = TracerProvider(resource=Resource.create({"service.name": name}, semconv.SCHEMA_URL))
