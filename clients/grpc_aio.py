@@ -11,7 +11,7 @@ import grpc
 from google.protobuf import json_format
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from clients import tracing, wire
+from clients import farewell, tracing, wire
 from clients.answer import Answer
 from clients.errors import (
     ClientError,
@@ -129,6 +129,7 @@ class AsyncStream:
         self._client = client
         self._call = call
         self._chunks = call.__aiter__()
+        self._reading: asyncio.Future[Any] | None = None
         self._answer = answer
         self._final = False
         self._over = False
@@ -149,7 +150,7 @@ class AsyncStream:
     async def __anext__(self) -> Chunk:
         while not self._over:
             try:
-                response = await self._chunks.__anext__()
+                response = await self._next_response()
             except StopAsyncIteration:
                 self._over = True
                 self._answer.finish(complete=self._final)
@@ -161,18 +162,35 @@ class AsyncStream:
                 raise
             except grpc.RpcError as error:
                 raise await self._failed(error) from None
+            if self._answer.cancelled:
+                break
             chunk = await self._take(response)
             if chunk is not None:
                 return chunk
         raise StopAsyncIteration
+
+    async def _next_response(self) -> Any:
+        """The next message; a task that is cancelled meanwhile does not cancel the call with it."""
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(self._chunks.__anext__())
+        response = await asyncio.shield(self._reading)
+        self._reading = None
+        return response
+
+    async def _read_to_the_end(self) -> None:
+        with contextlib.suppress(StopAsyncIteration):
+            while True:
+                await self._next_response()
 
     async def cancel(self) -> None:
         """End the request on the server; the iteration then ends quietly. Safe to call twice."""
         if self._over:
             return
         self._over = self._answer.cancelled = True
+        if await self._stop():
+            with contextlib.suppress(grpc.RpcError, asyncio.TimeoutError, asyncio.CancelledError):
+                await asyncio.wait_for(self._read_to_the_end(), farewell.GRACE_S)
         self._call.cancel()
-        await self._stop()
 
     async def __aenter__(self) -> Self:
         return self
@@ -205,7 +223,10 @@ class AsyncStream:
             return out_of_time(self._answer.timeout, self._answer.text)
         return typed
 
-    async def _stop(self) -> None:
-        # ValueError: the channel is closed, so there is nobody to tell.
-        with contextlib.suppress(ClientError, ValueError):
+    async def _stop(self) -> bool:
+        """Whether the server has been told."""
+        try:
             await self._client.stop(self.request_id)
+        except (ClientError, ValueError):  # ValueError: the channel is closed, so there is nobody to tell.
+            return False
+        return True

@@ -17,7 +17,7 @@ import grpc
 from google.protobuf import json_format
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from clients import leftovers, tracing, wire
+from clients import farewell, leftovers, tracing, wire
 from clients.answer import Answer
 from clients.errors import (
     ClientError,
@@ -196,6 +196,8 @@ class Stream:
                 if self._answer.cancelled:
                     break
                 raise self._failed(error) from None
+            if self._answer.cancelled:
+                break
             chunk = self._take(response)
             if chunk is not None:
                 return chunk
@@ -206,8 +208,12 @@ class Stream:
         if self._over:
             return
         self._over = self._answer.cancelled = True
+        # Whatever ends the call ends the farewell; another thread may close the channel meanwhile.
+        with farewell.within_grace(self._call.cancel), contextlib.suppress(Exception):
+            if self._stop():
+                for _ in self._call:
+                    pass
         self._call.cancel()
-        self._stop()
 
     close = cancel
 
@@ -244,7 +250,10 @@ class Stream:
             return out_of_time(self._answer.timeout, self._answer.text)
         return typed
 
-    def _stop(self) -> None:
-        # ValueError: the channel is closed, so there is nobody to tell.
-        with contextlib.suppress(ClientError, ValueError):
+    def _stop(self) -> bool:
+        """Whether the server has been told."""
+        try:
             self._client.stop(self.request_id)
+        except (ClientError, ValueError):  # ValueError: the channel is closed, so there is nobody to tell.
+            return False
+        return True

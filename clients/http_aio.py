@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from clients import http_wire, tracing, wire
+from clients import farewell, http_wire, tracing, wire
 from clients.answer import Answer
 from clients.errors import ClientError, connection_lost, from_http, out_of_time, unreachable
 from clients.http_answer import HttpAnswer
@@ -178,11 +178,13 @@ class AsyncHttpStream:
         if self._over:
             return
         self._over = self._answer.cancelled = True
+        # RuntimeError: the session is closed, so there is nobody to tell, or another task is reading.
+        with contextlib.suppress(ClientError, RuntimeError, aiohttp.ClientError, asyncio.TimeoutError):
+            await self._client.stop(self.request_id)
+            if self._reply is not None:
+                await asyncio.wait_for(self._reply.read(), farewell.GRACE_S)
         if self._reply is not None:
             self._reply.close()
-        # RuntimeError: the session is closed, so there is nobody to tell.
-        with contextlib.suppress(ClientError, RuntimeError):
-            await self._client.stop(self.request_id)
 
     async def __aenter__(self) -> Self:
         return self

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import urllib3
 
-from clients import http_wire, leftovers, tracing, wire
+from clients import farewell, http_wire, leftovers, tracing, wire
 from clients.answer import Answer
 from clients.errors import (
     ClientError,
@@ -191,6 +191,7 @@ class HttpStream:
 
     def __init__(self, client: HttpClient, http: HttpAnswer, patience: float | None) -> None:
         self._over = True  # until there is something to cancel
+        self._reading = threading.Lock()
         self._client = client
         self._http = http
         self._answer = http.answer
@@ -233,9 +234,11 @@ class HttpStream:
         if self._over:
             return
         self._over = self._answer.cancelled = True
-        with contextlib.suppress(ValueError, OSError, RuntimeError):  # the response has just ended by itself
-            self._reply.shutdown()
-        self._stop()
+        with farewell.within_grace(self._shut_down):
+            if self._stop():
+                with contextlib.suppress(urllib3.exceptions.HTTPError, OSError, ValueError), self._reading:
+                    self._reply.drain_conn()
+        self._shut_down()
 
     close = cancel
 
@@ -250,15 +253,22 @@ class HttpStream:
         if not sys.is_finalizing():
             self.cancel()
 
+    def _shut_down(self) -> None:
+        with contextlib.suppress(ValueError, OSError, RuntimeError):  # the response has just ended by itself
+            self._reply.shutdown()
+
     def _read(self) -> None:
         try:
             self._limit_wait()
-            piece = self._reply.read1(_PIECE)
+            with self._reading:
+                piece = self._reply.read1(_PIECE)
         except urllib3.exceptions.ReadTimeoutError:
             raise out_of_time(self._answer.timeout, self._answer.text) from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
             if not self._answer.cancelled:
                 raise connection_lost(self._client.url, _reason(error), self._answer.text) from None
+            return
+        if self._answer.cancelled:
             return
         if not piece:
             self._over = True
@@ -272,13 +282,15 @@ class HttpStream:
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise out_of_time(self._answer.timeout, self._answer.text)
-        sock = getattr(self._reply.connection, "sock", None)
-        if sock is not None:
+        if (sock := getattr(self._reply.connection, "sock", None)) is not None:
             sock.settimeout(left)
 
-    def _stop(self) -> None:
+    def _stop(self) -> bool:
+        """Whether the server has been told."""
         with contextlib.suppress(ClientError):
             self._client.stop(self.request_id)
+            return True
+        return False
 
 
 def _reason(error: Exception) -> str:
