@@ -67,7 +67,7 @@ class LLGuidanceBackend:
         self._tokenizer_end_ids = end_ids or (vocab_size - 1,)
         try:
             self._tokenizer = llguidance.LLTokenizer(
-                tokenizer_json, n_vocab=vocab_size, eos_token=list(self._tokenizer_end_ids)
+                tokenizer_json, n_vocab=vocab_size, eos_token=list(self._tokenizer_end_ids), slices=_slices()
             )
         except Exception as error:  # the library raises whatever fits
             raise BuildError(f"llguidance cannot use the tokenizer: {error}") from error
@@ -216,6 +216,12 @@ class LLGuidanceMatcher:
     def finished(self) -> bool:
         """Whether it does, and nothing can follow."""
         return bool(self._matcher.is_stopped()) and bool(self._matcher.is_accepting())
+
+
+def _slices() -> list[str]:
+    """Sets of tokens that are allowed or not as a whole, without a look at each; words are one of ours."""
+    blanks, *texts = llguidance.LLTokenizer.general_slices()
+    return [blanks, "[a-zA-Z0-9]+", *texts]
 
 
 def _options(whitespace: Whitespace, coerce_one_of: bool = False) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from python_backend.guided.formats import DATE, DATE_TIME, TIME
+from python_backend.guided.formats import DATE, DATE_TIME, EMAIL, TIME
 from python_backend.guided.keywords import Support
 
 _OTHER_SIDE = {"exclusiveMinimum": ("maximum", "exclusiveMaximum"), "exclusiveMaximum": ("minimum", "exclusiveMinimum")}
@@ -60,7 +60,8 @@ SUPPORT = Support(
         "date": DATE,
         "time": TIME,
         "date-time": DATE_TIME,
-        **dict.fromkeys(("duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")),
+        "email": EMAIL,
+        **dict.fromkeys(("duration", "hostname", "ipv4", "ipv6", "uri", "uuid")),
     },
     problem=problem,
 )

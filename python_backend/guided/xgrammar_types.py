@@ -11,7 +11,6 @@ from python_backend.errors import InvalidRequest, Unsupported
 from python_backend.guided.code_points import JSON_CHARS
 from python_backend.guided.ecma_patterns import EBNF, PYTHON, PatternProblem, all_but, rewritten
 from python_backend.guided.xgrammar_support import (
-    FORMATS,
     MAX_COUNT,
     MAX_DECIMALS,
     MAX_INTEGER,
@@ -83,23 +82,23 @@ class TypeForms:
                     raise Unsupported(f"The number {value} at {path} cannot be enforced: it has too many digits.")
 
     def _string(self, own: dict[str, Any], path: str) -> Any:
-        pattern = own.get("pattern")
-        if "format" in own:
-            if pattern is not None:
-                self._refusals.refuse(f"The keyword format at {path}/format, beside pattern,")
-            else:
-                pattern = FORMATS[own["format"]]
-        lengths = {name: self._count(own[name], f"{path}/{name}") for name in ("minLength", "maxLength") if name in own}
-        if lengths.get("minLength") == 0:
-            del lengths["minLength"]
-        if pattern is None:
-            return {"type": "string", **lengths}
-        if not isinstance(pattern, str):
-            raise InvalidRequest(f"{path}/pattern is {pattern!r}; a pattern is a string.")
-        for name in lengths:
-            self._refusals.refuse(f"The keyword {name} at {path}/{name}, beside pattern or format,")
-        text = self._pattern(pattern, f"{path}/pattern")
-        return {"type": "string"} if text is None else {"type": "string", "pattern": text}
+        form: dict[str, Any] = {"type": "string"}
+        if "pattern" in own:
+            if not isinstance(own["pattern"], str):
+                raise InvalidRequest(f"{path}/pattern is {own['pattern']!r}; a pattern is a string.")
+            text = self._pattern(own["pattern"], f"{path}/pattern")
+            form |= {} if text is None else {"pattern": text}
+        if "format" in own and "pattern" in form:
+            self._refusals.refuse(f"The keyword format at {path}/format, beside pattern,")
+        elif "format" in own:
+            form["format"] = own["format"]
+        for name in ("minLength", "maxLength"):
+            length = self._count(own.get(name, 0), f"{path}/{name}")
+            if name in own and len(form) > 1 and not form.keys() & {"minLength"}:
+                self._refusals.refuse(f"The keyword {name} at {path}/{name}, beside pattern or format,")
+            elif name in own and (name == "maxLength" or length):
+                form[name] = length
+        return form
 
     def _pattern(self, pattern: str, path: str) -> str | None:
         try:
