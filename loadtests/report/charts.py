@@ -107,7 +107,7 @@ def _distribution(report: Report, tag: str) -> str:
     x = Axis(low / 1.1, high * 1.15, log=True)
     plot = Plot(x, Axis(0, 1), title=titles[tag], width=300)
     ticks = x.ticks()
-    every = math.ceil(len(ticks) / 5)
+    every = max(1, math.ceil(len(ticks) / 5))
     plot.axes([(value, milliseconds(value)) for value in ticks[::every]], lambda value: f"{100 * value:.0f} %")
     if limit:
         plot.upright(*limit)

@@ -35,7 +35,9 @@ class Axis:
             first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
             steps = (1, 2, 5) if last - first < 4 else (1,)
             found = [step * 10.0**power for power in range(first, last + 1) for step in steps]
-            return [value for value in found if self.low <= value <= self.high]
+            within = [value for value in found if self.low <= value <= self.high]
+            if len(within) > 1:
+                return within  # otherwise the axis is so short that linear ticks do
         step = nice((self.high - self.low) / count)
         first = math.ceil(self.low / step)
         return [number * step for number in range(first, math.floor(self.high / step + 1e-9) + 1)]

@@ -157,6 +157,22 @@ def test_two_runs_are_compared_load_by_load(report: dict[str, Any]) -> None:
     assert "Beside the other run" not in page(slower, None)
 
 
+@pytest.mark.parametrize("kept", ["no request", "one request", "failures only"])
+def test_a_run_that_went_badly_has_a_page_too(kept: str) -> None:
+    done = outcome()
+    ledger = Ledger()
+    if kept != "no request":
+        error = "QueueFull" if kept == "failures only" else None
+        ledger.records = [replace(done.records[0], error=error)]
+    results = [of_stage(result.stage, ledger, [], slo.load("chat")) for result in done.results]
+    judged = verdict.of_ladder(results, 4, slo.load("chat"))
+    bad = replace(done, results=results, verdict=judged, records=ledger.records, samples=[])
+    text = json.dumps(as_dict(bad), allow_nan=False)
+    html = page(json.loads(text), json.loads(text))
+    assert "Required: 4 users. Missed" in html
+    assert all(svg.attrib["viewBox"] for svg in svgs(html))
+
+
 def test_a_search_is_drawn_and_is_plain_json() -> None:
     done = replace(outcome(), search=Found(4.0, 16.0, [(1.0, 0.3), (4.0, 0.9), (16.0, 2.0), (64.0, math.inf)]))
     text = json.dumps(as_dict(done), allow_nan=False)
@@ -184,6 +200,7 @@ def test_the_files_can_be_read_again_and_the_page_made_anew(tmp_path: Path) -> N
 def test_axes_have_round_ticks_within_them() -> None:
     assert Axis(0, 1.08).ticks() == pytest.approx([0, 0.5, 1.0])
     assert Axis(0.03, 2.5, log=True).ticks() == pytest.approx([0.05, 0.1, 0.2, 0.5, 1, 2])
+    assert len(Axis(0.31, 0.33, log=True).ticks()) >= 3, "a short logarithmic axis has ticks as well"
     assert [nice(value) for value in (0.0011, 0.3, 7, 10)] == pytest.approx([0.002, 0.5, 10, 10])
 
 
