@@ -18,7 +18,7 @@ from rich.console import Console
 
 from loadtests.bench import machine, report
 from loadtests.bench.drivers import ROOT, BenchError
-from loadtests.bench.sections import SECTIONS, TARGETS, Bench
+from loadtests.bench.sections import CEILINGS, SECTIONS, TARGETS, Bench
 from loadtests.bench.workload import Workload
 
 _LOADED = 0.5  # load average from which on the figures mean little
@@ -94,6 +94,7 @@ def _measure(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
         "date": time.strftime("%Y-%m-%d"),
         "ratios": ratios,
         "targets": TARGETS,
+        "ceilings": CEILINGS,
         "settings": {**settings, "seed": arguments.seed, "quick": arguments.quick},
         "machine": about,
         "environment_bytes": machine.environment_bytes(ROOT),
