@@ -74,6 +74,20 @@ def structure(client: GrpcClient) -> None:
     _hold(list(person) == ["name", "age"] and 0 <= person["age"] <= 120, "the answer satisfies its schema")
 
 
+def tool_call(client: GrpcClient) -> None:
+    """A call of a function, its arguments by the function's schema."""
+    properties = {"city": {"type": "string", "maxLength": 20}, "unit": {"enum": ["celsius", "fahrenheit"]}}
+    schema = {"type": "object", "properties": properties, "required": ["city", "unit"], "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "get_weather", "parameters": schema}}
+    request = GenerateRequest(
+        messages=_ask("What is the weather in Paris?"), max_tokens=60, tools=[tool], tool_choice="get_weather"
+    )
+    (call,) = client.generate(request).tool_calls
+    print(f"{call.name}({call.arguments})")
+    arguments = json.loads(call.arguments)
+    _hold(list(arguments) == ["city", "unit"] and arguments["unit"] in ("celsius", "fahrenheit"), "a call is valid")
+
+
 def log_probs(client: GrpcClient) -> None:
     """How likely every token was, what else might have come, and how surprising the prompt is."""
     request = GenerateRequest(
@@ -120,6 +134,7 @@ SHOWS: dict[str, Callable[[GrpcClient], None]] = {
     "Seeds": seeds,
     "A stop word": stop_words,
     "JSON by a schema": structure,
+    "A tool call": tool_call,
     "Adapters": adapter,
     "Log-probs": log_probs,
     "Prefix reuse": prefix_reuse,

@@ -109,6 +109,11 @@ def test_different_adapters_and_none_in_one_batch_answer_as_they_do_alone(deploy
     assert answers == [alone[name] for name in names]
 
 
+def test_a_structure_holds_whatever_the_adapter(deployment):
+    colours = {"guided_decoding_guide_type": "choice", "guided_decoding_guide": '["red", "blue"]'}
+    assert all(deployment.ask(lora_name=name, **colours) in ("red", "blue") for name in NAMES)
+
+
 def test_more_adapters_than_the_cache_holds_are_served_in_turn(deployment, alone):
     evicted = metric(deployment.addresses, "llm_lora_evictions_total")
     for _ in range(2):
