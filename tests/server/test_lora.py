@@ -48,6 +48,7 @@ precision: exact
 source: {{hf: {checkpoint}}}
 limits: {{max_seq_len: 512, kv_cache_tokens: 4096, max_batch_size: 16}}
 lora:
+  compile_at_start: true
   directory: {directory}
   host_cache_bytes: {bytes}
   max_rank: 16
@@ -65,7 +66,7 @@ class Deployment:
     def ask(self, **values: object) -> str:
         request = GenerateRequest.of(PROMPT, max_tokens=12, end_id=-1, **values)
         with GrpcClient(self.addresses.grpc) as client:
-            return client.generate(request, timeout=60).text
+            return client.generate(request, timeout=200).text
 
 
 def write_adapter(directory: Path, seed: int) -> Path:
@@ -87,7 +88,7 @@ def deployment(server: ServerAddresses, tmp_path_factory: pytest.TempPathFactory
     (root / "spec.yaml").write_text(SPEC.format(checkpoint=CHECKPOINT, directory=directory, bytes=2 * size))
     launched = LaunchedServer("--spec", str(root / "spec.yaml"), "--engines-dir", str(root / "engines"))
     try:
-        yield Deployment(launched.wait_ready(), directory)
+        yield Deployment(launched.wait_ready(timeout_s=280), directory)
         launched.signal(signal.SIGTERM)
         assert launched.wait() == 0, launched.output
     finally:
@@ -211,7 +212,7 @@ def test_the_command_prints_them_or_says_that_there_are_none(deployment, monkeyp
 def chat(server: ServerAddresses, question: str, **values: object) -> list[str]:
     request = GenerateRequest(messages=[{"role": "user", "content": question}], **{"max_tokens": 24, **values})
     with GrpcClient(server.grpc) as client:
-        return [sequence.text for sequence in client.generate(request, timeout=120).sequences]
+        return [sequence.text for sequence in client.generate(request, timeout=280).sequences]
 
 
 def test_the_shipped_adapters_change_answers_as_they_say(server):
