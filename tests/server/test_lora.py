@@ -168,7 +168,7 @@ def test_adapters_come_change_and_go_while_the_server_runs(deployment, alone):
 def test_an_adapter_that_changes_or_goes_while_a_stream_uses_it_leaves_the_stream_alone(deployment, alone, removed):
     place = deployment.directory / f"passing{removed:d}"
     shutil.copytree(deployment.directory / "a1", place)
-    request = GenerateRequest.of(PROMPT, max_tokens=200, end_id=-1, lora_name="a1")
+    request = GenerateRequest.of(PROMPT, max_tokens=80, end_id=-1, lora_name="a1")
     with GrpcClient(deployment.addresses.grpc) as client:
         expected = client.generate(request, timeout=120).text
         stream = client.stream(dataclasses.replace(request, lora_name=place.name))
