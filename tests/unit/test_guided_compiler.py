@@ -12,8 +12,11 @@ from python_backend.errors import LimitExceeded, Overloaded, RequestError, Unsup
 from python_backend.guided.cache import GuideCache
 from python_backend.guided.compiler import GuideCompiler
 from python_backend.guided.limits import GuideLimits
-from python_backend.request import Guide
-from tests.unit.guided_helpers import END_ID, VOCAB_SIZE, write_tokenizer_json
+from python_backend.guided.llguidance_backend import LLGuidanceBackend
+from python_backend.request import GenerationRequest, Guide, SamplingParams
+from python_backend.triton.guides import GuideService
+from tests.unit.guided_helpers import END_ID, VOCAB_SIZE, tokenizer, write_tokenizer_json
+from tests.unit.test_telemetry import FakeFactory
 
 LIMITS = GuideLimits(num_workers=1, compile_cpu_s=1.0, cache_entries=20)
 
@@ -55,6 +58,45 @@ def test_guides_that_differ_in_one_field_are_not_the_same(compiler):
     guides = [Guide("json"), Guide("json", whitespace="free"), Guide("json", strict=False), Guide("json_schema", "{}")]
     ready = [compiler.submit(guide).result(timeout=90) for guide in guides]
     assert len({id(guide) for guide in ready}) == len(guides)
+
+
+def test_the_key_holds_backend_version_tokenizer_and_guide(tmp_path, monkeypatch):
+    path = write_tokenizer_json(tmp_path)
+
+    plain = Guide("regex", "a")
+
+    def key(guide: Guide = plain, end_ids: tuple[int, ...] = (END_ID,), vocab: int = VOCAB_SIZE) -> str:
+        return GuideCompiler(path, vocab, end_ids)._key(guide)
+
+    first = key()
+    assert first == key()
+    others = [key(Guide("regex", "b")), key(Guide("choice", "a")), key(end_ids=(END_ID, 1)), key(vocab=VOCAB_SIZE + 32)]
+    monkeypatch.setattr(LLGuidanceBackend, "version", "0.0")
+    others.append(key())
+    monkeypatch.undo()
+    monkeypatch.setattr(LLGuidanceBackend, "name", "other")
+    others.append(key())
+    monkeypatch.undo()
+    path.write_text(path.read_text(encoding="utf-8") + " ", encoding="utf-8")
+    others.append(key())
+    assert len({first, *others}) == 1 + len(others)
+
+
+def test_the_warm_up_list_of_a_spec_is_compiled_at_the_start(tmp_path, caplog):
+    write_tokenizer_json(tmp_path)
+    service = GuideService(tokenizer(), tmp_path, VOCAB_SIZE, LIMITS, "llguidance")
+    service.start(FakeFactory(), {"model": "m", "version": "1"}, [Guide("choice", '["warm"]'), Guide("regex", "(")])
+    try:
+        request = GenerationRequest("r", [1], SamplingParams(max_tokens=5), guide=Guide("choice", '["warm"]'))
+        deadline = time.monotonic() + 60
+        while not service.masks(request).done() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert service.masks(request).result()().forced_tokens()
+        while "refused" not in caplog.text and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert "A guide of the warm-up list is refused: " in caplog.text
+    finally:
+        service.stop()
 
 
 def test_requests_that_come_together_wait_for_one_compilation(compiler):
