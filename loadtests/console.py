@@ -17,7 +17,7 @@ from loadtests.results import StageResult
 from loadtests.stages import Stage
 
 _BAR = 24
-_SEARCH_TRIALS = "6 to 10"
+_SEARCH_TRIALS = "8 to 12"
 
 
 class Screen:
@@ -41,7 +41,7 @@ class Screen:
         timing = options.timing
         each = f"{timing.warmup_s:g} s of warm-up and {timing.window_s:g} s that count"
         if options.find:
-            about_s = 8 * (timing.expected_s + 5)
+            about_s = 9 * (timing.expected_s + 5)
             text = f"search of the highest rate within the SLO {options.slo.name}: {_SEARCH_TRIALS} trials, {each}"
         elif options.workload == "replay":
             self.say(f"replay of {options.trace} against the SLO {options.slo.name}")
