@@ -25,7 +25,6 @@ from tests.server.wire import (
     engine_inputs,
     metric,
     post,
-    text,
     text_inputs,
     tokens,
     used_blocks,
@@ -248,7 +247,8 @@ def _soak(server, num_requests, num_clients=8):
                 leave_early(server)
                 ok = True
             else:
-                ok = len(text(ask_on(stream, text_inputs(f"Number {number}", 4, stream=TRUE, end_id=[[-1]])))) > 0
+                replies = ask_on(stream, text_inputs(f"Number {number}", 4, stream=TRUE, end_id=[[-1]]))
+                ok = replies[-1]["finish_reason"].reshape(-1).tolist() == [b"length"]
             if not ok:
                 failures.append(number)
 
