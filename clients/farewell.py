@@ -6,23 +6,46 @@ handler), and leaves memory behind over HTTP. Knows nothing of transports.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Awaitable, Callable, Iterator
 
 GRACE_S = 1.0  # a step of the engine and the way back; whoever takes longer is cancelled all the same
+PERIOD_S = 0.05  # the request may not have reached the engine when the first stop did
 
 
-@contextmanager
-def within_grace(give_up: Callable[[], object]) -> Iterator[None]:
-    """Calls give_up, on another thread, when the block takes longer than the grace."""
-    timer = threading.Timer(GRACE_S, give_up)
-    timer.daemon = True
+@contextlib.contextmanager
+def insisting(stop: Callable[[], object], give_up: Callable[[], object]) -> Iterator[None]:
+    """Calls stop again and again, on another thread, while the block reads; give_up when it takes too long."""
+    over = threading.Event()
+
+    def insist() -> None:
+        deadline = time.monotonic() + GRACE_S
+        while not over.wait(PERIOD_S):
+            if time.monotonic() > deadline:
+                give_up()
+                return
+            stop()
+
     try:
-        timer.start()
+        threading.Thread(target=insist, name="farewell", daemon=True).start()
     except RuntimeError:  # the interpreter is ending and starts no thread any more
         give_up()
     try:
         yield
     finally:
-        timer.cancel()
+        over.set()
+
+
+async def insist(stop: Callable[[], Awaitable[object]], read: Callable[[], Awaitable[object]]) -> None:
+    """The same for asyncio: returns when the reading has ended, by itself or by an error, or took too long."""
+    reading = asyncio.ensure_future(read())
+    deadline = time.monotonic() + GRACE_S
+    while not reading.done() and time.monotonic() < deadline:
+        await asyncio.wait({reading}, timeout=PERIOD_S)
+        if not reading.done():
+            await stop()
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)

@@ -188,8 +188,7 @@ class AsyncStream:
             return
         self._over = self._answer.cancelled = True
         if await self._stop():
-            with contextlib.suppress(grpc.RpcError, asyncio.TimeoutError, asyncio.CancelledError):
-                await asyncio.wait_for(self._read_to_the_end(), farewell.GRACE_S)
+            await farewell.insist(self._stop, self._read_to_the_end)
         self._call.cancel()
 
     async def __aenter__(self) -> Self:

@@ -209,8 +209,8 @@ class Stream:
             return
         self._over = self._answer.cancelled = True
         # Whatever ends the call ends the farewell; another thread may close the channel meanwhile.
-        with farewell.within_grace(self._call.cancel), contextlib.suppress(Exception):
-            if self._stop():
+        if self._stop():
+            with farewell.insisting(self._stop, self._call.cancel), contextlib.suppress(Exception):
                 for _ in self._call:
                     pass
         self._call.cancel()

@@ -178,13 +178,15 @@ class AsyncHttpStream:
         if self._over:
             return
         self._over = self._answer.cancelled = True
-        # RuntimeError: the session is closed, so there is nobody to tell, or another task is reading.
-        with contextlib.suppress(ClientError, RuntimeError, aiohttp.ClientError, asyncio.TimeoutError):
-            await self._client.stop(self.request_id)
-            if self._reply is not None:
-                await asyncio.wait_for(self._reply.read(), farewell.GRACE_S)
+        await self._stop()
         if self._reply is not None:
+            await farewell.insist(self._stop, self._reply.read)
             self._reply.close()
+
+    async def _stop(self) -> None:
+        # RuntimeError: the session is closed, so there is nobody to tell.
+        with contextlib.suppress(ClientError, RuntimeError):
+            await self._client.stop(self.request_id)
 
     async def __aenter__(self) -> Self:
         return self

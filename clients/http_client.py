@@ -234,10 +234,9 @@ class HttpStream:
         if self._over:
             return
         self._over = self._answer.cancelled = True
-        with farewell.within_grace(self._shut_down):
-            if self._stop():
-                with contextlib.suppress(urllib3.exceptions.HTTPError, OSError, ValueError), self._reading:
-                    self._reply.drain_conn()
+        if self._stop():
+            with farewell.insisting(self._stop, self._shut_down), contextlib.suppress(Exception), self._reading:
+                self._reply.drain_conn()
         self._shut_down()
 
     close = cancel

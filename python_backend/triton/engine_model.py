@@ -261,8 +261,9 @@ class TritonPythonModel:
     def _poll(self) -> None:
         stats, in_flight = self._engine.stats(), len(self._in_flight)
         self._health.update(stats, in_flight, self._engine.failure, time.monotonic())
-        # The engine does not count what it has not looked at yet.
-        self._engine_metrics.update(dataclasses.replace(stats, active_requests=max(stats.active_requests, in_flight)))
+        if self._closing:  # whoever stops the server waits for these, and the engine has not looked at all of them
+            stats = dataclasses.replace(stats, active_requests=max(stats.active_requests, in_flight))
+        self._engine_metrics.update(stats)
         if self._adapters is not None:
             self._adapters.update()
         if self._guides is not None:
