@@ -90,9 +90,9 @@ def compose(plan: EnginePlan) -> str:
         "ulimits": {"memlock": -1, "stack": 67108864},
         "deploy": {"resources": {"reservations": {"devices": [_devices(plan)]}}},
         "healthcheck": {
-            "test": ["CMD", "curl", "-fsS", "http://127.0.0.1:8000/v2/health/ready"],
+            "test": ["CMD", *readiness(plan)],
             "interval": "10s",
-            "timeout": "5s",
+            "timeout": "6s",
             "start_period": f"{start_budget_s(plan)}s",
         },
         "stop_grace_period": "60s",
@@ -100,6 +100,14 @@ def compose(plan: EnginePlan) -> str:
     }
     text: str = yaml.safe_dump({"name": name, "services": {"triton": service}}, sort_keys=False)
     return "# docker compose up, after build.sh has run in the same image.\n" + text
+
+
+def readiness(plan: EnginePlan) -> list[str]:
+    """The command that succeeds when a request would be served now; llmapi has no model `health` to ask."""
+    curl = ["curl", "-fsS", "-m", "5"]
+    if plan.spec.deployment.target == "llmapi":
+        return [*curl, "http://127.0.0.1:8000/v2/health/ready"]
+    return [*curl, "-d", '{"inputs": []}', "http://127.0.0.1:8000/v2/models/health/infer"]
 
 
 def start_budget_s(plan: EnginePlan) -> int:

@@ -12,7 +12,7 @@ import yaml
 
 from build_engines.files import digest_of
 from build_engines.trtllm.image import DEPLOYMENTS, IMAGE
-from build_engines.trtllm.launch import cards_per_machine, start_budget_s
+from build_engines.trtllm.launch import cards_per_machine, readiness, start_budget_s
 
 if TYPE_CHECKING:
     from build_engines.plan.engine_plan import EnginePlan
@@ -96,13 +96,22 @@ def pod(plan: EnginePlan) -> Object:
 
 def probes(plan: EnginePlan) -> Object:
     """A start may take what the plan says; after it, readiness falls at once and liveness after half a minute."""
-    ready = {"httpGet": {"path": "/v2/health/ready", "port": "http"}, "periodSeconds": _PROBE_PERIOD_S}
-    live = {"httpGet": {"path": "/v2/health/live", "port": "http"}, "periodSeconds": _PROBE_PERIOD_S}
     return {
-        "startupProbe": ready | {"failureThreshold": start_failures(plan)},
-        "readinessProbe": ready | {"failureThreshold": 1},
-        "livenessProbe": live | {"failureThreshold": 3, "timeoutSeconds": 5},
+        "startupProbe": _ready(plan) | {"failureThreshold": start_failures(plan)},
+        "readinessProbe": _ready(plan) | {"failureThreshold": 1},
+        "livenessProbe": _get("live") | {"failureThreshold": 3, "timeoutSeconds": 5},
     }
+
+
+def _ready(plan: EnginePlan) -> Object:
+    """Asks the model `health`, where the repository has it: Triton's own readiness says only that its process lives."""
+    if plan.spec.deployment.target == "llmapi":
+        return _get("ready")
+    return {"exec": {"command": readiness(plan)}, "periodSeconds": _PROBE_PERIOD_S, "timeoutSeconds": 6}
+
+
+def _get(what: str) -> Object:
+    return {"httpGet": {"path": f"/v2/health/{what}", "port": "http"}, "periodSeconds": _PROBE_PERIOD_S}
 
 
 def start_failures(plan: EnginePlan) -> int:

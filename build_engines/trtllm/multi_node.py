@@ -6,11 +6,12 @@ is a Secret that whoever deploys makes: a private key has no place in a file tha
 
 from __future__ import annotations
 
+import shlex
 from copy import deepcopy
 from typing import TYPE_CHECKING
 
 from build_engines.trtllm.image import DEPLOYMENTS
-from build_engines.trtllm.launch import machines
+from build_engines.trtllm.launch import machines, readiness
 from build_engines.trtllm.manifests import Object, claim, object_name, pod, service
 from build_engines.trtllm.mpi_hosts import SSH_KEYS, SSH_PORT
 
@@ -52,9 +53,9 @@ def stateful_set(plan: EnginePlan) -> list[Object]:
         {"name": "POD_INDEX", "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{_INDEX_LABEL}']"}}},
     ]
     # One template for both kinds of pod: each asks what the pod itself has.
-    container["startupProbe"] = _either(container["startupProbe"], "ready")
-    container["readinessProbe"] = _either(container["readinessProbe"], "ready")
-    container["livenessProbe"] = _either(container["livenessProbe"], "live")
+    ready, live = shlex.join(readiness(plan)), "curl -fsS http://127.0.0.1:8000/v2/health/live"
+    for kind, command in (("startupProbe", ready), ("readinessProbe", ready), ("livenessProbe", live)):
+        container[kind] = _either(container[kind], command)
     ranks = {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
@@ -74,11 +75,13 @@ def stateful_set(plan: EnginePlan) -> list[Object]:
     return [claim(plan), between, ranks, service(plan, labels | {_INDEX_LABEL: "0"})]
 
 
-def _either(probe: Object, what: str) -> Object:
-    http, ssh = f"http://127.0.0.1:8000/v2/health/{what}", f"/dev/tcp/127.0.0.1/{SSH_PORT}"
-    script = f'if [ "$POD_INDEX" = 0 ]; then curl -fsS {http}; else exec 3<>{ssh}; fi'
-    rest = {key: value for key, value in probe.items() if key != "httpGet"}
-    return {"exec": {"command": ["bash", "-c", script]}, **rest, "timeoutSeconds": 5}
+def _either(probe: Object, command: str) -> Object:
+    script = f'if [ "$POD_INDEX" = 0 ]; then {command}; else exec 3<>/dev/tcp/127.0.0.1/{SSH_PORT}; fi'
+    return {"exec": {"command": ["bash", "-c", script]}, **_timing(probe), "timeoutSeconds": 6}
+
+
+def _timing(probe: Object) -> Object:
+    return {key: value for key, value in probe.items() if key not in ("httpGet", "exec")}
 
 
 def _leader(plan: EnginePlan) -> Object:
@@ -100,7 +103,5 @@ def _worker(plan: EnginePlan) -> Object:
     container["command"] = ["bash", f"{DEPLOYMENTS}/{plan.spec.name}/launch.sh", "worker"]
     container["ports"] = [port for port in container["ports"] if port["name"] == "ssh"]
     for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
-        container[kind] = {"tcpSocket": {"port": "ssh"}} | {
-            key: value for key, value in container[kind].items() if key != "httpGet"
-        }
+        container[kind] = {"tcpSocket": {"port": "ssh"}} | _timing(container[kind])
     return spec

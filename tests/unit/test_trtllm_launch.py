@@ -243,6 +243,8 @@ def test_probes_have_the_time_that_the_plan_says_a_start_takes() -> None:
     (container,) = pod["containers"]
     probe = container["startupProbe"]
     assert probe["periodSeconds"] * probe["failureThreshold"] >= start_budget_s(plan) >= 120 + 3 * 24  # 72.7 GB at 3
+    assert container["readinessProbe"]["exec"]["command"][-1].endswith("/v2/models/health/infer")
+    assert container["livenessProbe"]["httpGet"]["path"] == "/v2/health/live"
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 4
     assert pod["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
     assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"]
