@@ -155,6 +155,22 @@ class Answer:
         )
 
 
+class AnswerStream:
+    """What every client's stream tells of its answer."""
+
+    _answer: Answer
+
+    @property
+    def request_id(self) -> str:
+        """The id the server knows the request by."""
+        return self._answer.request_id
+
+    @property
+    def result(self) -> Result:
+        """What has arrived so far; the whole answer once the iteration is over."""
+        return self._answer.result()
+
+
 def _chunk(outputs: Mapping[str, Any]) -> Chunk:
     texts = tuple(outputs["text_output"])
     reasons = tuple(outputs.get("finish_reason", ()))

@@ -7,44 +7,28 @@ which leaves no way to cancel one request of many. Safe to use from many threads
 from __future__ import annotations
 
 import contextlib
-import sys
-import threading
-import time
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 from google.protobuf import json_format
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from clients import farewell, leftovers, tracing, wire
+from clients import farewell, leftovers, wire
 from clients.answer import Answer
-from clients.errors import (
-    ClientError,
-    DeadlineExceeded,
-    StreamBroken,
-    from_grpc,
-    from_message,
-    out_of_time,
-    unreachable,
-)
+from clients.blocking import BlockingClient, BlockingStream
+from clients.errors import ClientError, DeadlineExceeded, from_grpc
+from clients.grpc_answer import GrpcAnswer
 from clients.model_info import ModelInfo
-from clients.types import Chunk, GenerateRequest, Prompt, Result
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from clients.types import Chunk, GenerateRequest
 
 CHANNEL_OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-TYPED_ERRORS = (("triton_grpc_error", "true"),)
-"""Makes Triton end a failed stream with a status code; otherwise an error is bare text."""
-
 CONTROL_TIMEOUT_S = 5.0
 """For calls that do no work: health, metadata, stop."""
 
 DEFAULT_URL = "127.0.0.1:8001"
 
 
-class GrpcClient:
+class GrpcClient(BlockingClient["Stream"]):
     """Talks to one model of one server.
 
     Args:
@@ -54,38 +38,9 @@ class GrpcClient:
     """
 
     def __init__(self, url: str = DEFAULT_URL, *, model: str = "ensemble", stop_model: str = "tensorrt_llm") -> None:
-        self.url = url.removeprefix("grpc://")
-        self.model = model
-        self.stop_model = stop_model
+        super().__init__(url.removeprefix("grpc://"), model, stop_model)
         self._channel = grpc.insecure_channel(self.url, CHANNEL_OPTIONS)
         self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        self._info: ModelInfo | None = None
-        self._info_lock = threading.Lock()
-
-    def generate(
-        self, prompt: Prompt, *, timeout: float | None = None, request_id: str | None = None, **values: Any
-    ) -> Result:
-        """The whole answer at once.
-
-        Args:
-            prompt: text, chat messages or a GenerateRequest; `values` are fields of GenerateRequest.
-            timeout: seconds; the server is told, and ends the request itself.
-            request_id: must be unique among running requests; made up when absent.
-
-        Raises:
-            ClientError: see clients.errors.
-        """
-        values["stream"] = False
-        with self._start(GenerateRequest.of(prompt, **values), timeout, request_id) as stream:
-            for _ in stream:
-                pass
-            return stream.result
-
-    def stream(
-        self, prompt: Prompt, *, timeout: float | None = None, request_id: str | None = None, **values: Any
-    ) -> Stream:
-        """The answer as it is made; the request is sent at once. Arguments and errors as in generate()."""
-        return self._start(GenerateRequest.of(prompt, **{**values, "stream": True}), timeout, request_id)
 
     def stop(self, request_id: str) -> None:
         """End a running request; an unknown id is no error.
@@ -100,22 +55,13 @@ class GrpcClient:
         except grpc.RpcError as error:
             raise from_grpc(error, self.url) from None
 
-    def info(self) -> ModelInfo:
-        """What the model declares; asked once.
-
-        Raises:
-            ClientError: the server does not answer or has no such model.
-        """
-        with self._info_lock:
-            if self._info is None:
-                try:
-                    metadata = self.stub.ModelMetadata(
-                        service_pb2.ModelMetadataRequest(name=self.model), timeout=CONTROL_TIMEOUT_S
-                    )
-                except grpc.RpcError as error:
-                    raise from_grpc(error, self.url) from None
-                self._info = ModelInfo.parse(json_format.MessageToDict(metadata))
-            return self._info
+    def _ask_info(self) -> ModelInfo:
+        request = service_pb2.ModelMetadataRequest(name=self.model)
+        try:
+            metadata = self.stub.ModelMetadata(request, timeout=CONTROL_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise from_grpc(error, self.url) from None
+        return ModelInfo.parse(json_format.MessageToDict(metadata))
 
     def ready(self) -> bool:
         """Whether the server would answer a request for the model now."""
@@ -125,64 +71,28 @@ class GrpcClient:
         except grpc.RpcError:
             return False
 
-    def wait_until_ready(self, timeout: float) -> None:
-        """Wait for ready().
-
-        Raises:
-            ServerUnavailable: not ready within `timeout` seconds.
-        """
-        deadline = time.monotonic() + timeout
-        while not self.ready():
-            if time.monotonic() > deadline:
-                raise unreachable(self.url, f"not ready after {timeout:g} s")
-            time.sleep(0.1)
-
     def close(self) -> None:
         """Close the channel; calls under way end with Cancelled."""
         self._channel.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-
-    def _start(self, request: GenerateRequest, timeout: float | None, request_id: str | None) -> Stream:
-        info = self.info()
-        if not request.stream:
-            request = info.with_usage(request)
-        answer = Answer(request, request_id or wire.new_request_id(), timeout)
-        message = wire.infer_request(
-            self.model, answer.request_id, info.tensors(request, timeout), info.wanted_outputs(request)
+    def _send(self, request: GenerateRequest, info: ModelInfo, answer: Answer) -> Stream:
+        grpc_answer = GrpcAnswer(self.model, request, info, answer)
+        call = self.stub.ModelStreamInfer(
+            iter([grpc_answer.message]), timeout=info.patience(answer.timeout), metadata=grpc_answer.metadata
         )
-        metadata = (*TYPED_ERRORS, *tracing.headers(answer.span).items())
-        call = self.stub.ModelStreamInfer(iter([message]), timeout=info.patience(timeout), metadata=metadata)
-        return Stream(self, call, answer)
+        return Stream(self, call, grpc_answer)
 
 
-class Stream:
+class Stream(BlockingStream):
     """Iterates over the chunks of one answer. Leaving it early, in any way, cancels the request on the server."""
 
-    def __init__(self, client: GrpcClient, call: Any, answer: Answer) -> None:
+    def __init__(self, client: GrpcClient, call: Any, grpc_answer: GrpcAnswer) -> None:
         self._client = client
         self._call = call
-        self._answer = answer
-        self._final = False
+        self._grpc_answer = grpc_answer
+        self._answer = grpc_answer.answer
         self._over = False
         leftovers.track(self)
-
-    @property
-    def request_id(self) -> str:
-        """The id the server knows the request by."""
-        return self._answer.request_id
-
-    @property
-    def result(self) -> Result:
-        """What has arrived so far; the whole answer once the iteration is over."""
-        return self._answer.result()
-
-    def __iter__(self) -> Stream:
-        return self
 
     def __next__(self) -> Chunk:
         while not self._over:
@@ -190,7 +100,7 @@ class Stream:
                 response = next(self._call)
             except StopIteration:
                 self._over = True
-                self._answer.finish(complete=self._final)
+                self._grpc_answer.finish()
                 break
             except grpc.RpcError as error:
                 if self._answer.cancelled:
@@ -215,40 +125,19 @@ class Stream:
                     pass
         self._call.cancel()
 
-    close = cancel
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.cancel()
-
-    def __del__(self) -> None:
-        # A loop left by `break` drops its stream without closing it.
-        if not sys.is_finalizing():
-            self.cancel()
-
     def _take(self, response: Any) -> Chunk | None:
         try:
-            if response.error_message:
-                raise from_message(response.error_message, self._answer.text)
-            outputs = wire.decode(response.infer_response)
-            self._final = wire.is_final(response.infer_response.parameters)
-            return self._answer.add(outputs)
-        except ValueError as error:
-            self.cancel()
-            raise StreamBroken(f"The server sent something that is no answer ({error}).", self._answer.text) from None
+            return self._grpc_answer.take(response)
         except ClientError:
             self.cancel()
             raise
 
     def _failed(self, error: grpc.RpcError) -> ClientError:
         self._over = True
-        typed = from_grpc(error, self._client.url, self._answer.text)
-        if isinstance(typed, DeadlineExceeded):
+        failure = self._grpc_answer.failure(error, self._client.url)
+        if isinstance(failure, DeadlineExceeded):
             self._stop()
-            return out_of_time(self._answer.timeout, self._answer.text)
-        return typed
+        return failure
 
     def _stop(self) -> bool:
         """Whether the server has been told."""

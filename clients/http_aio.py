@@ -5,63 +5,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from clients import farewell, http_wire, tracing, wire
+from clients import farewell, http_wire, tracing
 from clients.answer import Answer
+from clients.awaited import AwaitedClient, AwaitedStream
 from clients.errors import ClientError, connection_lost, from_http, out_of_time, unreachable
 from clients.http_answer import HttpAnswer
 from clients.http_client import CONNECT_TIMEOUT_S, CONTROL_TIMEOUT_S, DEFAULT_URL, base_url
 from clients.model_info import ModelInfo
-from clients.types import Chunk, GenerateRequest, Prompt, Result
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from clients.types import Chunk, GenerateRequest
 
 _CONTROL_LIMITS = aiohttp.ClientTimeout(total=CONTROL_TIMEOUT_S)
 
 
-class AsyncHttpClient:
+class AsyncHttpClient(AwaitedClient["AsyncHttpStream"]):
     """Talks to one model of one server; arguments as for HttpClient. Make it inside the event loop that uses it."""
 
     def __init__(self, url: str = DEFAULT_URL, *, model: str = "ensemble", stop_model: str = "tensorrt_llm") -> None:
-        self.url = base_url(url)
-        self.model = model
-        self.stop_model = stop_model
+        super().__init__(base_url(url), model, stop_model)
         self.session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-        self._info: ModelInfo | None = None
-
-    async def generate(
-        self, prompt: Prompt, *, timeout: float | None = None, request_id: str | None = None, **values: Any
-    ) -> Result:
-        """The whole answer at once; see HttpClient.generate. Cancelling the task cancels the request on the server."""
-        values["stream"] = False
-        async with await self._start(GenerateRequest.of(prompt, **values), timeout, request_id) as stream:
-            async for _ in stream:
-                pass
-            return stream.result
-
-    async def stream(
-        self, prompt: Prompt, *, timeout: float | None = None, request_id: str | None = None, **values: Any
-    ) -> AsyncHttpStream:
-        """The answer as it is made; see HttpClient.stream.
-
-        Use it as `async with await client.stream(…) as stream`, so that leaving early cancels on the server.
-        """
-        return await self._start(GenerateRequest.of(prompt, **{**values, "stream": True}), timeout, request_id)
 
     async def stop(self, request_id: str) -> None:
         """End a running request; see HttpClient.stop."""
         await self._control("POST", f"/v2/models/{self.stop_model}/generate", request_id)
 
-    async def info(self) -> ModelInfo:
-        """What the model declares; see HttpClient.info."""
-        if self._info is None:
-            self._info = ModelInfo.parse(json.loads(await self._control("GET", f"/v2/models/{self.model}")))
-        return self._info
+    async def _ask_info(self) -> ModelInfo:
+        return ModelInfo.parse(json.loads(await self._control("GET", f"/v2/models/{self.model}")))
 
     async def ready(self) -> bool:
         """Whether the server would answer a request for the model now."""
@@ -71,32 +42,12 @@ class AsyncHttpClient:
             return False
         return True
 
-    async def wait_until_ready(self, timeout: float) -> None:
-        """Wait for ready(); see HttpClient.wait_until_ready."""
-        deadline = asyncio.get_running_loop().time() + timeout
-        while not await self.ready():
-            if asyncio.get_running_loop().time() > deadline:
-                raise unreachable(self.url, f"not ready after {timeout:g} s")
-            await asyncio.sleep(0.1)
-
     async def close(self) -> None:
         """Close all connections."""
         await self.session.close()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def _start(self, request: GenerateRequest, timeout: float | None, request_id: str | None) -> AsyncHttpStream:
-        info = await self.info()
-        if not request.stream:
-            request = info.with_usage(request)
-        answer = Answer(request, request_id or wire.new_request_id(), timeout)
-        stream = AsyncHttpStream(self, HttpAnswer(request, info, answer), info.patience(timeout))
+    async def _send(self, request: GenerateRequest, info: ModelInfo, answer: Answer) -> AsyncHttpStream:
+        stream = AsyncHttpStream(self, HttpAnswer(request, info, answer), info.patience(answer.timeout))
         try:
             await stream.open()
         except asyncio.CancelledError:
@@ -119,7 +70,7 @@ class AsyncHttpClient:
         return content
 
 
-class AsyncHttpStream:
+class AsyncHttpStream(AwaitedStream):
     """Iterates over the chunks of one answer; leaving its `async with` early cancels the request on the server."""
 
     def __init__(self, client: AsyncHttpClient, http: HttpAnswer, patience: float | None) -> None:
@@ -149,19 +100,6 @@ class AsyncHttpStream:
             self._over = True
             raise from_http(self._reply.status, content, self._client.url)
 
-    @property
-    def request_id(self) -> str:
-        """The id the server knows the request by."""
-        return self._answer.request_id
-
-    @property
-    def result(self) -> Result:
-        """What has arrived so far; the whole answer once the iteration is over."""
-        return self._answer.result()
-
-    def __aiter__(self) -> Self:
-        return self
-
     async def __anext__(self) -> Chunk:
         try:
             while (chunk := self._http.take()) is None:
@@ -187,15 +125,6 @@ class AsyncHttpStream:
         # RuntimeError: the session is closed, so there is nobody to tell.
         with contextlib.suppress(ClientError, RuntimeError):
             await self._client.stop(self.request_id)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        # The stop request must get out even when this task is being cancelled.
-        await asyncio.shield(asyncio.ensure_future(self.cancel()))
 
     async def _read(self, reply: aiohttp.ClientResponse) -> None:
         try:

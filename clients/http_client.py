@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import threading
 import time
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
 
 import urllib3
 
-from clients import farewell, http_wire, leftovers, tracing, wire
+from clients import farewell, http_wire, leftovers, tracing
 from clients.answer import Answer
+from clients.blocking import BlockingClient, BlockingStream
 from clients.errors import (
     ClientError,
     DeadlineExceeded,
@@ -24,10 +22,7 @@ from clients.errors import (
 )
 from clients.http_answer import HttpAnswer
 from clients.model_info import ModelInfo
-from clients.types import Chunk, GenerateRequest, Prompt, Result
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from clients.types import Chunk, GenerateRequest
 
 CONNECT_TIMEOUT_S = 5.0
 CONTROL_TIMEOUT_S = 5.0
@@ -42,7 +37,7 @@ def base_url(url: str) -> str:
     return (url if "://" in url else f"http://{url}").rstrip("/")
 
 
-class HttpClient:
+class HttpClient(BlockingClient["HttpStream"]):
     """Talks to one model of one server.
 
     Args:
@@ -52,37 +47,8 @@ class HttpClient:
     """
 
     def __init__(self, url: str = DEFAULT_URL, *, model: str = "ensemble", stop_model: str = "tensorrt_llm") -> None:
-        self.url = base_url(url)
-        self.model = model
-        self.stop_model = stop_model
+        super().__init__(base_url(url), model, stop_model)
         self._pool = urllib3.PoolManager(maxsize=64, retries=False)
-        self._info: ModelInfo | None = None
-        self._info_lock = threading.Lock()
-
-    def generate(
-        self, prompt: Prompt, *, timeout: float | None = None, request_id: str | None = None, **values: Any
-    ) -> Result:
-        """The whole answer at once.
-
-        Args:
-            prompt: text, chat messages or a GenerateRequest; `values` are fields of GenerateRequest.
-            timeout: seconds; the server is told, and ends the request itself.
-            request_id: must be unique among running requests; made up when absent.
-
-        Raises:
-            ClientError: see clients.errors.
-        """
-        values["stream"] = False
-        with self._start(GenerateRequest.of(prompt, **values), timeout, request_id) as stream:
-            for _ in stream:
-                pass
-            return stream.result
-
-    def stream(
-        self, prompt: Prompt, *, timeout: float | None = None, request_id: str | None = None, **values: Any
-    ) -> HttpStream:
-        """The answer as it is made; returns when the server has taken the request. Otherwise as generate()."""
-        return self._start(GenerateRequest.of(prompt, **{**values, "stream": True}), timeout, request_id)
 
     def stop(self, request_id: str) -> None:
         """End a running request; an unknown id is no error.
@@ -92,16 +58,8 @@ class HttpClient:
         """
         self._control("POST", f"/v2/models/{self.stop_model}/generate", request_id)
 
-    def info(self) -> ModelInfo:
-        """What the model declares; asked once.
-
-        Raises:
-            ClientError: the server does not answer or has no such model.
-        """
-        with self._info_lock:
-            if self._info is None:
-                self._info = ModelInfo.parse(json.loads(self._control("GET", f"/v2/models/{self.model}")))
-            return self._info
+    def _ask_info(self) -> ModelInfo:
+        return ModelInfo.parse(json.loads(self._control("GET", f"/v2/models/{self.model}")))
 
     def ready(self) -> bool:
         """Whether the server would answer a request for the model now."""
@@ -111,34 +69,12 @@ class HttpClient:
             return False
         return True
 
-    def wait_until_ready(self, timeout: float) -> None:
-        """Wait for ready().
-
-        Raises:
-            ServerUnavailable: not ready within `timeout` seconds.
-        """
-        deadline = time.monotonic() + timeout
-        while not self.ready():
-            if time.monotonic() > deadline:
-                raise unreachable(self.url, f"not ready after {timeout:g} s")
-            time.sleep(0.1)
-
     def close(self) -> None:
         """Close idle connections."""
         self._pool.clear()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-
-    def _start(self, request: GenerateRequest, timeout: float | None, request_id: str | None) -> HttpStream:
-        info = self.info()
-        if not request.stream:
-            request = info.with_usage(request)
-        answer = Answer(request, request_id or wire.new_request_id(), timeout)
-        return HttpStream(self, HttpAnswer(request, info, answer), info.patience(timeout))
+    def _send(self, request: GenerateRequest, info: ModelInfo, answer: Answer) -> HttpStream:
+        return HttpStream(self, HttpAnswer(request, info, answer), info.patience(answer.timeout))
 
     def _control(self, method: str, path: str, stop_id: str | None = None) -> bytes:
         body = None if stop_id is None else http_wire.stop_body(stop_id)
@@ -186,7 +122,7 @@ class HttpClient:
         return reply
 
 
-class HttpStream:
+class HttpStream(BlockingStream):
     """Iterates over the chunks of one answer. Leaving it early, in any way, cancels the request on the server."""
 
     def __init__(self, client: HttpClient, http: HttpAnswer, patience: float | None) -> None:
@@ -204,19 +140,6 @@ class HttpStream:
             raise out_of_time(self._answer.timeout) from None
         self._over = False
         leftovers.track(self)
-
-    @property
-    def request_id(self) -> str:
-        """The id the server knows the request by."""
-        return self._answer.request_id
-
-    @property
-    def result(self) -> Result:
-        """What has arrived so far; the whole answer once the iteration is over."""
-        return self._answer.result()
-
-    def __iter__(self) -> Self:
-        return self
 
     def __next__(self) -> Chunk:
         try:
@@ -238,19 +161,6 @@ class HttpStream:
             with farewell.insisting(self._stop, self._shut_down), contextlib.suppress(Exception), self._reading:
                 self._reply.drain_conn()
         self._shut_down()
-
-    close = cancel
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.cancel()
-
-    def __del__(self) -> None:
-        # A loop left by `break` drops its stream without closing it.
-        if not sys.is_finalizing():
-            self.cancel()
 
     def _shut_down(self) -> None:
         with contextlib.suppress(ValueError, OSError, RuntimeError):  # the response has just ended by itself
