@@ -196,3 +196,18 @@ def _tag(entry: Any, index: int, triggers: list[str]) -> StructuralTag:
 def _short(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+def utf8(text: str) -> str:
+    """The text itself.
+
+    Raises:
+        InvalidRequest: it holds half of a surrogate pair.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"The guide holds half of a surrogate pair (U+{ord(text[error.start]):04X}), which no UTF-8 text can have."
+        ) from None
+    return text

@@ -13,6 +13,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from python_backend.errors import BuildError, EngineFailure, InvalidRequest, LimitExceeded, Unsupported
 from python_backend.guided.backend import Grammar
+from python_backend.guided.guide import utf8
 from python_backend.guided.keywords import audit
 from python_backend.guided.limits import GuideLimits
 from python_backend.guided.llguidance_support import SUPPORT
@@ -84,10 +85,10 @@ class LLGuidanceBackend:
         """
         if guide.kind == "regex":
             # As in JSON Schema, and in XGrammar on a GPU: \d and \w are ASCII.
-            pattern = llguidance.regex_to_lark(_as_utf8(guide.expression), "dw")
+            pattern = llguidance.regex_to_lark(utf8(guide.expression), "dw")
             return Grammar(llguidance.LLMatcher.grammar_from_lark(f"start: /{pattern}/"))
         if guide.kind == "ebnf_grammar":
-            return Grammar(llguidance.LLMatcher.grammar_from_lark(_from_ebnf(_as_utf8(guide.expression))))
+            return Grammar(llguidance.LLMatcher.grammar_from_lark(_from_ebnf(utf8(guide.expression))))
         if guide.kind == "choice":
             pattern = "|".join(map(_escaped, guide.choices))
             return Grammar(llguidance.LLMatcher.grammar_from_regex(f"({pattern})"))
@@ -232,7 +233,7 @@ def _options(whitespace: Whitespace, coerce_one_of: bool = False) -> dict[str, A
 def _schema_text(schema: Any, whitespace: Whitespace, coerce_one_of: bool = False) -> str:
     as_object = schema if isinstance(schema, dict) else {"allOf": [schema]}
     schema_json = json.dumps({**as_object, "x-guidance": _options(whitespace, coerce_one_of)}, ensure_ascii=False)
-    text: str = llguidance.LLMatcher.grammar_from_json_schema(_as_utf8(schema_json))
+    text: str = llguidance.LLMatcher.grammar_from_json_schema(utf8(schema_json))
     return text
 
 
@@ -254,16 +255,6 @@ def _from_ebnf(text: str) -> str:
 
 def _escaped(choice: str) -> str:
     return "".join(f"\\{c}" if c in _REGEX_SPECIAL else f"\\x{{{ord(c):X}}}" if ord(c) < 32 else c for c in choice)
-
-
-def _as_utf8(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(
-            f"The guide holds half of a surrogate pair (U+{ord(text[error.start]):04X}), which no UTF-8 text can have."
-        ) from None
-    return text
 
 
 def _refusal(message: str) -> Exception:

@@ -15,9 +15,10 @@ from python_backend.errors import BuildError, EngineFailure, InvalidRequest, Lim
 from python_backend.guided.backend import Grammar
 from python_backend.guided.bitmask import set_bits
 from python_backend.guided.ecma_patterns import EBNF, PatternProblem, rewritten
+from python_backend.guided.guide import utf8
 from python_backend.guided.keywords import audit
 from python_backend.guided.limits import GuideLimits
-from python_backend.guided.xgrammar_ebnf import as_ebnf, choices_ebnf, utf8, without_halves
+from python_backend.guided.xgrammar_ebnf import as_ebnf, choices_ebnf, without_halves
 from python_backend.guided.xgrammar_library import load_library
 from python_backend.guided.xgrammar_schema import rewrite
 from python_backend.guided.xgrammar_support import SUPPORT

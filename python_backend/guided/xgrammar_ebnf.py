@@ -9,7 +9,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from python_backend.errors import InvalidRequest
+from python_backend.guided.guide import utf8
 from python_backend.guided.xgrammar_support import FORMATS
 
 if TYPE_CHECKING:
@@ -98,18 +98,3 @@ def without_halves(ebnf: str) -> str:
 def choices_ebnf(choices: Iterable[str]) -> str:
     """A grammar for one of some texts."""
     return "root ::= " + " | ".join(utf8(json.dumps(choice, ensure_ascii=False)) for choice in choices)
-
-
-def utf8(text: str) -> str:
-    """The text itself.
-
-    Raises:
-        InvalidRequest: it holds half of a surrogate pair.
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(
-            f"The guide holds half of a surrogate pair (U+{ord(text[error.start]):04X}), which no UTF-8 text can have."
-        ) from None
-    return text
