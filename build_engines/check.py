@@ -23,7 +23,8 @@ from build_engines.trtllm.llmapi import llmapi_contract
 from python_backend.contract import TensorSpec, model_contract
 
 _PLACE = re.compile(r"(input|output|parameter|step) ([^\s:]+)(?:: (\w+))?")
-_ENGINE_TYPED = ("lora_weights", "prompt_embedding_table")  # have the engine's own data type
+# Have the engine's own data type.
+_ENGINE_TYPED = ("lora_weights", "LORA_WEIGHTS", "OUT_LORA_WEIGHTS", "prompt_embedding_table")
 _FLOATS = ("TYPE_FP16", "TYPE_BF16", "TYPE_FP32")
 _OPTIONAL_WITH_US = ("text_input", "QUERY")  # upstream requires them, we also take messages
 

@@ -19,6 +19,7 @@ from build_engines.plan.report import report
 from build_engines.plan.source_config import source_config
 from build_engines.plan.warnings import warnings
 from build_engines.steps import STAMP, Step, Workspace
+from build_engines.trtllm.adapters import ADAPTERS_DIR, adapter_files, copy_adapters
 from build_engines.trtllm.image import DEPLOYMENTS, dockerfile
 from build_engines.trtllm.launch import compose, launch_script, machines
 from build_engines.trtllm.manifests import as_yaml, manifests
@@ -95,8 +96,16 @@ class GpuBuild:
             if self._spec.deployment.target == "trtllm":
                 cut = {"source": source.key, "parallel": self._spec.deployment.parallel.model_dump()}
                 found.append(Step("trtllm-checkpoint", inputs | cut, lambda place: self._make_ranks(source, place)))
+        if self._spec.deployment.target == "trtllm" and self._adapters:
+            files = inputs | {"files": adapter_files(self._spec)}
+            found.append(Step(ADAPTERS_DIR, files, lambda place: copy_adapters(self.plan, place)))
         found.append(Step("model_repo", inputs, self._make_repository))
         return found
+
+    @property
+    def _adapters(self) -> bool:
+        lora = self._spec.deployment.lora
+        return lora is not None and bool(lora.adapters)
 
     def _has_weights(self) -> bool:
         return self._spec.deployment.source.weights is None

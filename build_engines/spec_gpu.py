@@ -73,16 +73,18 @@ class Lora(Section):
     max_adapters_on_gpu: Count = Field(default=8, description="adapters of max_rank kept on the card")
     host_cache_bytes: Count = Field(default=1 << 30, description="host memory for adapters, bytes")
     adapters: dict[str, Path | NamedAdapter] = Field(
-        default={}, description="on cpu: PEFT directories (or path and owner) by the name that requests say"
+        default={}, description="PEFT directories (or path and owner) by the name that requests say; not on llmapi"
     )
     directory: Path | None = Field(
-        default=None, description="on cpu: every directory in it is an adapter; they may come and go while it runs"
+        default=None,
+        description="every directory in it is an adapter; they may come and go while it runs. On trtllm a path in the "
+        "container, relative ones start at the deployment's directory; not on llmapi",
     )
     compile_at_start: Flag = Field(
         default=False, description="on cpu: before READY, not when the first request with an adapter comes"
     )
     base_models: tuple[str, ...] = Field(
-        default=(), description="on cpu: names of the model in base_model_name_or_path of adapters; none: any"
+        default=(), description="names of the model in base_model_name_or_path of adapters; none: any"
     )
     prefetch_directory: Path | None = Field(
         default=None, description="on cpu: lora_prefetch_dir, converted adapters that are loaded at start by task id"

@@ -191,4 +191,22 @@ DERIVED_LOGPROBS = (
     EnsembleStep("postprocessing", inputs={"GENERATION_LOGITS": "generation_logits"}, outputs={"LOGPROBS": "logprobs"}),
 )
 
+# Beside the above, where the engine knows adapters by task id alone and preprocessing finds what a name stands for.
+NAMED_ADAPTERS = (
+    EnsembleStep(
+        "preprocessing",
+        inputs={"LORA_TASK_ID": "lora_task_id", "LORA_WEIGHTS": "lora_weights", "LORA_CONFIG": "lora_config"},
+        outputs={
+            "OUT_LORA_TASK_ID": "_LORA_TASK_ID",
+            "OUT_LORA_WEIGHTS": "_LORA_WEIGHTS",
+            "OUT_LORA_CONFIG": "_LORA_CONFIG",
+        },
+    ),
+    EnsembleStep(
+        "tensorrt_llm",
+        inputs={"lora_task_id": "_LORA_TASK_ID", "lora_weights": "_LORA_WEIGHTS", "lora_config": "_LORA_CONFIG"},
+        outputs={},
+    ),
+)
+
 ENSEMBLE_STEPS = (_PREPROCESSING, _TENSORRT_LLM, _POSTPROCESSING)

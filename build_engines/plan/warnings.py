@@ -17,8 +17,8 @@ _QWEN = (
 )
 
 _ADAPTERS = (
-    "adapters are known by name on cpu only; with this target clients send lora_task_id, and at first use lora_weights "
-    "and lora_config, so lora.adapters and lora.directory change nothing"
+    "adapters are not known by name on target llmapi, whose model of TensorRT-LLM 1.2.1 has no input for them, so "
+    "lora.adapters and lora.directory change nothing"
 )
 
 
@@ -28,7 +28,8 @@ def warnings(plan: EnginePlan) -> list[str]:
     if plan.on_cpu:
         return []
     found = []
-    if deployment.lora is not None and (deployment.lora.adapters or deployment.lora.directory):
+    lora = deployment.lora if deployment.target == "llmapi" else None
+    if lora is not None and (lora.adapters or lora.directory):
         found.append(_ADAPTERS)
     if deployment.quantization.kv_cache_quant_algo == "FP8":
         found += [_REUSE] if deployment.limits.enable_kv_cache_reuse else []

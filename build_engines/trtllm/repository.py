@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from tritonclient.grpc import model_config_pb2 as pb
 
-from build_engines.repository import TEMPLATES, Settings, render
+from build_engines.repository import ADAPTERS, TEMPLATES, Settings, render
 from build_engines.templates import BLS, MODELS, from_text, to_text
+from build_engines.trtllm.adapters import name_adapters
 from build_engines.trtllm.draft_models import DRAFT, draft_models
 from build_engines.trtllm.pbtxt import set_parameters
 from build_engines.wiring import DERIVED_LOGPROBS
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
 # The C++ backend reads it although upstream's template does not declare it.
 _ACCEPTED_BESIDE = ("no_repeat_ngram_size",)
-_ENGINE_TYPED = ("lora_weights", "prompt_embedding_table")  # must have the engine's own data type
+# Must have the engine's own data type.
+_ENGINE_TYPED = ("lora_weights", "LORA_WEIGHTS", "OUT_LORA_WEIGHTS", "prompt_embedding_table")
 _TYPES = {"bfloat16": "TYPE_BF16", "float16": "TYPE_FP16", "float32": "TYPE_FP32"}
 _WORKER = "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker"
 _DECODING_MODES = {"medusa": "medusa", "eagle": "eagle", "lookahead_decoding": "lookahead"}
@@ -45,8 +47,7 @@ def render_trtllm(plan: EnginePlan, deployment_dir: PurePosixPath, directory: Pa
     """
     settings = Settings.of(plan.spec, directory)
     engine_dir, tokenizer_dir = str(deployment_dir / "engine"), str(deployment_dir / "weights")
-    # The model `adapters` lists what our own engine has.
-    render(replace(settings, engine_dir=engine_dir, tokenizer_dir=tokenizer_dir, lora=False), directory)
+    render(replace(settings, engine_dir=engine_dir, tokenizer_dir=tokenizer_dir), directory)
     configs = {name: from_text((directory / name / "config.pbtxt").read_text()) for name in MODELS}
     _keep_classic(configs["tensorrt_llm"])
     _to_backend(plan, configs["tensorrt_llm"])
@@ -60,6 +61,9 @@ def render_trtllm(plan: EnginePlan, deployment_dir: PurePosixPath, directory: Pa
         set_parameters(configs[name], target=plan.spec.deployment.target)
     if plan.spec.deployment.outputs.generation_logits:
         _derive_logprobs(configs, plan.spec.deployment.outputs.top_logprobs)
+    if plan.spec.deployment.lora is not None:
+        configs[ADAPTERS] = from_text((directory / ADAPTERS / "config.pbtxt").read_text())
+        name_adapters(plan.spec, deployment_dir, directory, configs)
     _rewire(configs)
     for kind in ("input", "output"):
         _keep(getattr(configs["ensemble_unary"], kind), {t.name for t in getattr(configs["ensemble"], kind)})
@@ -69,7 +73,7 @@ def render_trtllm(plan: EnginePlan, deployment_dir: PurePosixPath, directory: Pa
         (directory / DRAFT / "1").mkdir(parents=True)
         (directory / DRAFT / "1" / ".keep").touch()
     for name, config in configs.items():
-        for tensor in config.input:
+        for tensor in (*config.input, *config.output):
             if tensor.name in _ENGINE_TYPED:
                 tensor.data_type = pb.DataType.Value(_TYPES[plan.shape.dtype])
         (directory / name / "config.pbtxt").write_text(to_text(config))

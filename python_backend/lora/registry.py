@@ -45,6 +45,11 @@ class Registered:
     owner: str
     stamp: _Stamp = field(repr=False)
 
+    @property
+    def version_id(self) -> int:
+        """A task id of this content: for engines that keep what they were sent first under an id, whatever follows."""
+        return task_id_of(f"{self.name}/{self.content_hash}")
+
 
 class AdapterRegistry:
     """Named directories, and every sub-directory of one directory that holds an adapter.

@@ -31,6 +31,8 @@ _TO_PREPROCESSING = {
     "EMBEDDING_BIAS_WEIGHTS": "embedding_bias_weights",
     "END_ID": "end_id",
     "PAD_ID": "pad_id",
+    "LORA_NAME": "lora_name",
+    "LORA_TASK_ID": "lora_task_id",
 }
 # Outputs of preprocessing by the engine's inputs.
 _FROM_PREPROCESSING = {
@@ -49,7 +51,9 @@ _SAMPLING = {
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
 }
-_ADAPTER = ("lora_task_id", "lora_weights", "lora_config")  # of the large model; the small one has none
+# The adapter is the large model's; the small one has none. What preprocessing gives by the engine's inputs.
+_ADAPTER = {"lora_task_id": "OUT_LORA_TASK_ID", "lora_weights": "OUT_LORA_WEIGHTS", "lora_config": "OUT_LORA_CONFIG"}
+_EVICTED = "not found in cache"  # in TensorRT-LLM's error for a task id whose weights it does not have (any more)
 
 _log = logging.getLogger(__name__)
 
@@ -71,21 +75,22 @@ def call(model: str, tensors: Mapping[str, Any], outputs: Sequence[str], request
     request = pb_utils.InferenceRequest(
         model_name=model,
         request_id=request_id,
-        inputs=[pb_utils.Tensor(name, array) for name, array in tensors.items()],
+        inputs=[pb.tensor(name, array) for name, array in tensors.items()],
         requested_output_names=list(outputs),
     )
     answer: dict[str, Any] = {}
     for response in request.exec(decoupled=True):
         if response.has_error():
             raise _as_ours(response.error())
-        answer |= {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
+        answer |= {tensor.name(): pb.array_of(tensor) for tensor in response.output_tensors()}
     return answer
 
 
 def tokenize(tensors: pb.Tensors) -> pb.Tensors:
     """The request's prompt and word lists as preprocessing makes them."""
     inputs = {name: tensors[source] for name, source in _TO_PREPROCESSING.items() if source in tensors}
-    return call(PREPROCESSING, inputs, ("INPUT_ID", "REQUEST_INPUT_LEN", *_FROM_PREPROCESSING.values()))
+    adapter = _ADAPTER.values() if "lora_name" in tensors or "lora_task_id" in tensors else ()
+    return call(PREPROCESSING, inputs, ("INPUT_ID", "REQUEST_INPUT_LEN", *_FROM_PREPROCESSING.values(), *adapter))
 
 
 class EngineCalls:
@@ -107,6 +112,7 @@ class EngineCalls:
         self._common["exclude_input_in_output"] = np.ones((1, 1), np.bool_)
         self._sampling = {name: tensors[source] for name, source in _SAMPLING.items() if source in tensors}
         self._adapter = {name: tensors[name] for name in _ADAPTER if name in tensors}
+        self._adapter |= {name: prompt[source] for name, source in _ADAPTER.items() if source in prompt}
         self._drafts = True
 
     def propose(self, ids: Sequence[int], size: int) -> Proposal:
@@ -130,7 +136,7 @@ class EngineCalls:
 
     def verify(self, ids: Sequence[int], proposal: Proposal) -> Verified:
         """Tokens of the large model."""
-        inputs = self._inputs(ids, len(proposal.ids) + 1) | self._sampling | self._adapter | self._seeded(ids)
+        inputs = self._inputs(ids, len(proposal.ids) + 1) | self._sampling | self._seeded(ids)
         outputs = ["output_ids", "sequence_length"]
         done = len(ids) - self._prompt_length
         if self._min_tokens > done:
@@ -142,10 +148,22 @@ class EngineCalls:
         if self._log_probs:
             inputs["return_log_probs"] = np.ones((1, 1), np.bool_)
             outputs.append("output_log_probs")
-        answer = call(self._models.target, inputs, outputs, self._request_id)
+        answer = self._ask_target(inputs, outputs)
         found = _new_ids(answer)
         log_probs = answer["output_log_probs"].reshape(-1)[: len(found)].tolist() if self._log_probs else []
         return Verified(found, log_probs)
+
+    def _ask_target(self, inputs: Mapping[str, Any], outputs: Sequence[str]) -> pb.Tensors:
+        """The large model's answer. Its cache has an adapter or asks for it: a round then costs no copy of it."""
+        adapter = self._adapter
+        if adapter.keys() == _ADAPTER.keys():
+            try:
+                by_id = {"lora_task_id": adapter["lora_task_id"]}
+                return call(self._models.target, {**inputs, **by_id}, outputs, self._request_id)
+            except RequestError as error:
+                if _EVICTED not in str(error):
+                    raise
+        return call(self._models.target, {**inputs, **adapter}, outputs, self._request_id)
 
     def _inputs(self, ids: Sequence[int], max_tokens: int) -> dict[str, Any]:
         return self._common | {

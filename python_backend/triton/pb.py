@@ -12,6 +12,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from python_backend.errors import InvalidRequest, StackError
+from python_backend.triton import bfloat16
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -29,8 +30,17 @@ _log = logging.getLogger(__name__)
 
 
 def read_inputs(request: Any) -> Tensors:
-    """Every input that was sent, by name (BYTES: object arrays of bytes)."""
-    return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+    """Every input that was sent, by name (BYTES: object arrays of bytes; BF16: ml_dtypes.bfloat16)."""
+    return {tensor.name(): array_of(tensor) for tensor in request.inputs()}
+
+
+def array_of(tensor: Any) -> npt.NDArray[Any]:
+    """The values of one of Triton's tensors."""
+    try:
+        found: npt.NDArray[Any] = tensor.as_numpy()
+    except pb_utils.TritonModelException:  # numpy has no BF16
+        return bfloat16.from_capsule(tensor.to_dlpack())
+    return found
 
 
 def read_scalar(tensors: Tensors, name: str) -> Any:
@@ -84,7 +94,9 @@ def text_of(value: bytes | str, name: str) -> str:
 
 
 def tensor(name: str, array: npt.NDArray[Any]) -> Any:
-    """An output tensor; numbers as they are, BYTES from an object array of bytes."""
+    """An output tensor; numbers as they are, BYTES from an object array of bytes, BF16 from ml_dtypes.bfloat16."""
+    if array.dtype == bfloat16.BFLOAT16:
+        return pb_utils.Tensor.from_dlpack(name, bfloat16.to_capsule(array))
     return pb_utils.Tensor(name, np.ascontiguousarray(array))
 
 

@@ -20,6 +20,7 @@ from python_backend.text.prompts import PromptBuilder, PromptInputs, Prompts
 from python_backend.text.tokenizer import Tokenizer
 from python_backend.triton import pb
 from python_backend.triton.derived_logprobs import DEFAULT_ALTERNATIVES, wants_logits
+from python_backend.triton.named_adapters import NamedAdapters
 from python_backend.triton.tool_inputs import read_tools, tool_outputs
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class PreprocessSettings:
     max_input_len: int | None = None  # tokens; None: unknown here, the engine checks
     target: str = "cpu"
     top_logprobs: int = DEFAULT_ALTERNATIVES  # at most, where they are derived from logits
+    adapters: NamedAdapters | None = None  # where the engine does not know them by name
 
     @classmethod
     def from_config(cls, model_config: Mapping[str, Any]) -> PreprocessSettings:
@@ -58,12 +60,14 @@ class PreprocessSettings:
         if pb.parameter(model_config, "multimodal_model_path"):
             raise Unsupported("Parameter multimodal_model_path is set; multimodal models are not supported. Remove it.")
         engine_dir = pb.parameter(model_config, "gpt_model_path")
+        adapters = pb.parameter(model_config, "lora_registry")
         return cls(
             tokenizer_dir=Path(tokenizer_dir),
             add_special_tokens=pb.bool_parameter(model_config, "add_special_tokens", True),
             max_input_len=_max_input_len(Path(engine_dir) / "config.json") if engine_dir else None,
             target=pb.parameter(model_config, "target", "cpu"),
             top_logprobs=pb.int_parameter(model_config, "top_logprobs", DEFAULT_ALTERNATIVES),
+            adapters=NamedAdapters(Path(adapters), Path(engine_dir), model_config) if adapters else None,
         )
 
 
@@ -116,8 +120,9 @@ class Preprocessor:
                 "decoder_text_input (DECODER_QUERY) is for encoder-decoder models; this deployment has a decoder-only "
                 "model. Remove it."
             )
-        lora_name = pb.read_scalar(tensors, "LORA_NAME")
-        if lora_name and self._settings.target != "cpu":  # our engine knows its adapters by name
+        no_adapters = self._settings.adapters is None and self._settings.target != "cpu"  # our engine knows them
+        lora_name = pb.read_scalar(tensors, "LORA_NAME") if no_adapters else None
+        if lora_name:
             raise NotFound(f"lora_name {lora_name!r} is not registered: this deployment has no adapters. Remove it.")
         if self._settings.target != "cpu" and not request_id and np.any(tensors.get("STREAM", False)):
             raise InvalidRequest(
@@ -169,6 +174,8 @@ class Preprocessor:
         logits = wants_logits(tensors, self._settings.top_logprobs, batch)
         if logits is not None:
             outputs["OUT_RETURN_GENERATION_LOGITS"] = logits
+        if self._settings.adapters is not None:
+            outputs |= self._settings.adapters.outputs(tensors, batch)
         if prompts.warnings:
             warnings = np.array([text.encode() for text in prompts.warnings], object)
             outputs["WARNINGS"] = np.tile(warnings, (batch, 1))
