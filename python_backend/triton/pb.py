@@ -12,7 +12,6 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from python_backend.errors import InvalidRequest, StackError
-from python_backend.triton import bfloat16
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -39,6 +38,8 @@ def array_of(tensor: Any) -> npt.NDArray[Any]:
     try:
         found: npt.NDArray[Any] = tensor.as_numpy()
     except pb_utils.TritonModelException:  # numpy has no BF16
+        from python_backend.triton import bfloat16  # most servers never need it
+
         return bfloat16.from_capsule(tensor.to_dlpack())
     return found
 
@@ -95,7 +96,9 @@ def text_of(value: bytes | str, name: str) -> str:
 
 def tensor(name: str, array: npt.NDArray[Any]) -> Any:
     """An output tensor; numbers as they are, BYTES from an object array of bytes, BF16 from ml_dtypes.bfloat16."""
-    if array.dtype == bfloat16.BFLOAT16:
+    if array.dtype.kind == "V":  # not one of numpy's own
+        from python_backend.triton import bfloat16
+
         return pb_utils.Tensor.from_dlpack(name, bfloat16.to_capsule(array))
     return pb_utils.Tensor(name, np.ascontiguousarray(array))
 

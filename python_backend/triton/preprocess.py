@@ -20,7 +20,6 @@ from python_backend.text.prompts import PromptBuilder, PromptInputs, Prompts
 from python_backend.text.tokenizer import Tokenizer
 from python_backend.triton import pb
 from python_backend.triton.derived_logprobs import DEFAULT_ALTERNATIVES, wants_logits
-from python_backend.triton.named_adapters import NamedAdapters
 from python_backend.triton.tool_inputs import read_tools, tool_outputs
 
 if TYPE_CHECKING:
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from python_backend.text.tool_requests import ToolRequest
+    from python_backend.triton.named_adapters import NamedAdapters
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class PreprocessSettings:
             max_input_len=_max_input_len(Path(engine_dir) / "config.json") if engine_dir else None,
             target=pb.parameter(model_config, "target", "cpu"),
             top_logprobs=pb.int_parameter(model_config, "top_logprobs", DEFAULT_ALTERNATIVES),
-            adapters=NamedAdapters(Path(adapters), Path(engine_dir), model_config) if adapters else None,
+            adapters=_named_adapters(Path(adapters), Path(engine_dir), model_config) if adapters else None,
         )
 
 
@@ -250,6 +250,12 @@ def _column(tensors: pb.Tensors, name: str, batch: int) -> npt.NDArray[np.int32]
     if array.size != batch:
         raise InvalidRequest(f"{name} has {array.size} elements for a batch of {batch}; send one for each.")
     return array.reshape(batch, 1).astype(np.int32)
+
+
+def _named_adapters(path: Path, engine_dir: Path, model_config: Mapping[str, Any]) -> NamedAdapters:
+    from python_backend.triton.named_adapters import NamedAdapters  # pydantic: only where they are served
+
+    return NamedAdapters(path, engine_dir, model_config)
 
 
 def _max_input_len(path: Path) -> int | None:
