@@ -27,8 +27,9 @@ def to_rows(adapter: Adapter, dtype: np.dtype | type = np.float16) -> tuple[np.n
     keys = [(MODULE_IDS[MODULE_OF[name]], layer, len(part.a), 0) for (layer, name), part in adapter.parts.items()]
     flat = [np.concatenate([part.a.ravel(), part.b.ravel()]) for part in adapter.parts.values()]
     weights = np.zeros((len(flat), max(map(len, flat))), dtype)
-    for row, values in zip(weights, flat, strict=True):
-        row[: len(values)] = values
+    with np.errstate(over="ignore"):  # told apart below
+        for row, values in zip(weights, flat, strict=True):
+            row[: len(values)] = values
     if not np.isfinite(weights.astype(np.float32)).all():
         raise BuildError(f"The adapter has values over the largest {np.dtype(dtype)}; convert it to another type.")
     return weights, np.array(keys, np.int32)

@@ -80,7 +80,10 @@ class Engines:
                 error = engines.failing.get(options["model_name"])
                 if error is not None:
                     return iter([reply([], error)])
-                tensors = getattr(engines, f"_{options['model_name']}")(inputs)
+                try:
+                    tensors = getattr(engines, f"_{options['model_name']}")(inputs)
+                except LookupError as error:
+                    return iter([reply([], TritonError(str(error)))])
                 wanted = options["requested_output_names"]
                 return iter([reply([tensor for tensor in tensors if not wanted or tensor.name() in wanted]), reply([])])
 
@@ -232,6 +235,61 @@ def test_adapters_are_the_large_models(model: Any, engines: Engines) -> None:
     ask(model, lora_task_id=np.array([[3]], np.uint64)).sender.wait()
     assert engines.of("tensorrt_llm")[0]["lora_task_id"] == 3
     assert "lora_task_id" not in engines.of("draft")[0]
+
+
+class Evicting(Engines):
+    """Keeps an adapter for two rounds, then drops it; and preprocessing that knows a name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = 0
+
+    def _preprocessing(self, inputs: Any) -> list[Tensor]:
+        if "LORA_NAME" not in inputs:
+            return super()._preprocessing(inputs)
+        values = {"TASK_ID": [[9]], "WEIGHTS": [[[1.0]]], "CONFIG": [[[1, 0, 1, 0]]]}
+        adapter = [Tensor(f"OUT_LORA_{name}", np.array(value)) for name, value in values.items()]
+        return [*super()._preprocessing(inputs), *adapter]
+
+    def _tensorrt_llm(self, inputs: Any) -> list[Tensor]:
+        self.left = 2 if "lora_weights" in inputs else self.left - 1
+        if self.left < 0:
+            raise LookupError(
+                "Executor failed process requestId 1 due to the following error: LoRA task 9 not found in cache. "
+                "Please send LoRA weights with request"
+            )
+        return super()._tensorrt_llm(inputs)
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_weights_are_sent_when_the_engines_cache_asks_for_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by_name: bool
+) -> None:
+    engines = Evicting()
+    monkeypatch.setattr(fake_pb_utils, "InferenceRequest", engines.request)
+    model = start(config_of(tmp_path))
+    own = {
+        "lora_task_id": np.array([[9]], np.uint64), "lora_weights": np.ones((1, 1, 1), np.float16),
+        "lora_config": np.ones((1, 1, 4), np.int32),
+    }  # fmt: skip
+    (response,) = ask(model, **({"lora_name": texts("pirate")} if by_name else own)).sender.wait()
+    model.finalize()
+    assert response["text_output"][0].decode() == TOKENIZER.decode(alone(20))
+    asked = ["lora_weights" in inputs for inputs in engines.of("tensorrt_llm")]
+    assert asked[:5] == [False, True, False, False, False]
+    assert asked[5]
+    assert all("lora_task_id" in inputs for inputs in engines.of("tensorrt_llm"))
+    assert not any("lora_task_id" in inputs for inputs in engines.of("draft"))
+
+
+def test_an_id_alone_that_was_evicted_is_the_clients_to_mend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    engines = Evicting()
+    monkeypatch.setattr(fake_pb_utils, "InferenceRequest", engines.request)
+    model = start(config_of(tmp_path))
+    error = ask(model, lora_task_id=np.array([[9]], np.uint64)).sender.error
+    model.finalize()
+    assert "LoRA task 9 not found in cache" in error.message()
+    assert len(engines.of("tensorrt_llm")) == 1
 
 
 def test_a_failing_draft_model_costs_speed_and_nothing_else(model: Any, engines: Engines) -> None:

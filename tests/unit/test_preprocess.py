@@ -29,13 +29,17 @@ CLASSIC = ("INPUT_ID", "DECODER_INPUT_ID", "REQUEST_INPUT_LEN", "REQUEST_OUTPUT_
 
 
 def load(
-    directory: Path, kind: str = "llama", config: dict[str, Any] | None = None, **parameters: str
+    directory: Path,
+    kind: str = "llama",
+    config: dict[str, Any] | None = None,
+    model_config: dict[str, Any] | None = None,
+    **parameters: str,
 ) -> TritonPythonModel:
     write_tokenizer_dir(directory, kind, **({"chat_template": TEMPLATE} | (config or {})))
     values = {"tokenizer_dir": str(directory)} | parameters
-    model_config = {"parameters": {key: {"string_value": value} for key, value in values.items()}}
+    entries = {key: {"string_value": value} for key, value in values.items()}
     model = TritonPythonModel()
-    model.initialize({"model_config": json.dumps(model_config)})
+    model.initialize({"model_config": json.dumps({**(model_config or {}), "parameters": entries})})
     return model
 
 
