@@ -87,7 +87,9 @@ class Lora(Section):
         default=(), description="names of the model in base_model_name_or_path of adapters; none: any"
     )
     prefetch_directory: Path | None = Field(
-        default=None, description="on cpu: lora_prefetch_dir, converted adapters that are loaded at start by task id"
+        default=None,
+        description="lora_prefetch_dir, converted adapters that are loaded at start by task id. On trtllm a path in "
+        "the container, as directory is; not on llmapi",
     )
 
     @property

@@ -58,6 +58,12 @@ def name_adapters(spec: Spec, deployment_dir: PurePosixPath, directory: Path, co
         steps[wires.model].output_map.update(wires.outputs)
 
 
+def prefetch_directory(spec: Spec, deployment_dir: PurePosixPath) -> str:
+    """Where the container finds converted adapters to load at start; empty without."""
+    lora = spec.deployment.lora
+    return "" if lora is None or lora.prefetch_directory is None else str(deployment_dir / lora.prefetch_directory)
+
+
 def adapter_files(spec: Spec) -> dict[str, str]:
     """Digests of the adapters' files, by their place in the deployment.
 

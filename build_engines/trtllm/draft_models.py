@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from build_engines.plan.engine_plan import EnginePlan
 
 DRAFT = "tensorrt_llm_draft"
-_NOT_OF_A_DRAFT = ("lora_cache_", "guided_decoding_", "xgrammar_", "decoding_mode")
+_NOT_OF_A_DRAFT = ("lora_", "guided_decoding_", "xgrammar_", "decoding_mode")
 
 
 def draft_models(plan: EnginePlan, deployment_dir: PurePosixPath, configs: dict[str, Any]) -> dict[str, Any]:

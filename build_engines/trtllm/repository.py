@@ -13,7 +13,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from build_engines.repository import ADAPTERS, TEMPLATES, Settings, render
 from build_engines.templates import BLS, MODELS, from_text, to_text
-from build_engines.trtllm.adapters import name_adapters
+from build_engines.trtllm.adapters import name_adapters, prefetch_directory
 from build_engines.trtllm.draft_models import DRAFT, draft_models
 from build_engines.trtllm.pbtxt import set_parameters
 from build_engines.wiring import DERIVED_LOGPROBS
@@ -47,7 +47,9 @@ def render_trtllm(plan: EnginePlan, deployment_dir: PurePosixPath, directory: Pa
     """
     settings = Settings.of(plan.spec, directory)
     engine_dir, tokenizer_dir = str(deployment_dir / "engine"), str(deployment_dir / "weights")
-    render(replace(settings, engine_dir=engine_dir, tokenizer_dir=tokenizer_dir), directory)
+    prefetch_dir = prefetch_directory(plan.spec, deployment_dir)
+    settings = replace(settings, engine_dir=engine_dir, tokenizer_dir=tokenizer_dir, lora_prefetch_dir=prefetch_dir)
+    render(settings, directory)
     configs = {name: from_text((directory / name / "config.pbtxt").read_text()) for name in MODELS}
     _keep_classic(configs["tensorrt_llm"])
     _to_backend(plan, configs["tensorrt_llm"])

@@ -30,6 +30,17 @@ def test_the_spec_of_the_page_is_one(tmp_path: Path) -> None:
     assert f"engines/{spec.name}/" in PAGE
 
 
+def test_the_section_of_adapters_is_one(tmp_path: Path) -> None:
+    (text,) = re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)
+    (section,) = re.findall(r"^    (lora:\n(?:      .*\n)+)", PAGE, flags=re.MULTILINE)
+    path = tmp_path / "my.yaml"
+    path.write_text(text.replace("../shapes", str(ROOT / "build_engines" / "shapes")) + section.replace("\n    ", "\n"))
+    lora = load_spec(path).deployment.lora
+    assert lora is not None
+    assert f"{lora.named['support'].path}" == "../adapters/support"
+    assert str(lora.directory) == "more"
+
+
 def test_every_spec_for_gpus_is_on_the_page_and_there() -> None:
     named = " ".join(names for names, _ in rows_of("| spec | shows |"))
     found = set(re.findall(r"`([a-z0-9][^`]*)`", named.replace("`, `-tp4`", "`, `llama-3.3-70b-h100-tp4`")))

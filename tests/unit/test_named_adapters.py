@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
-from pathlib import Path
+import re
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import ml_dtypes
@@ -14,9 +15,11 @@ import pytest
 from build_engines.plan.engine_plan import EnginePlan
 from build_engines.plan.source_config import source_config
 from build_engines.spec import load_spec
+from build_engines.templates import from_text
 from build_engines.trtllm.adapters import adapter_files, copy_adapters
+from build_engines.trtllm.repository import render_trtllm
 from python_backend.errors import BuildError, InvalidRequest, NotFound
-from python_backend.lora.modules import ALL_MODULES
+from python_backend.lora.modules import ALL_MODULES, BaseModel
 from python_backend.lora.peft import read_peft
 from python_backend.lora.rows import from_rows
 from tests.unit import fake_pb_utils
@@ -30,6 +33,7 @@ fake_pb_utils.install()
 from python_backend.triton import bfloat16  # noqa: E402
 from python_backend.triton.named_adapters import NamedAdapters  # noqa: E402
 
+ROOT = Path(__file__).parents[2]
 BASE = base_of(FAMILIES / "llama")
 WIRE = {"output": [{"name": "OUT_LORA_WEIGHTS", "data_type": "TYPE_FP16"}]}
 
@@ -191,6 +195,22 @@ def test_bfloat16_goes_out_and_comes_back_and_is_let_go() -> None:
         bfloat16.from_capsule(np.zeros(3, np.float32).__dlpack__())
 
 
+def test_the_bytes_of_a_request_are_those_that_the_page_states() -> None:
+    page = (ROOT / "docs" / "lora.md").read_text()
+    (stated,) = re.findall(
+        r"is ([\d.]+) MB for SmolLM2-135M and (\d+) MB .*?q, k and v alone (\d+) MB", page, re.DOTALL
+    )
+    found = [rows_mb("smollm2-135m", 7), rows_mb("llama-3.1-8b", 7), rows_mb("llama-3.1-8b", 3)]
+    assert [float(text) for text in stated] == [round(found[0], 1), round(found[1]), round(found[2])]
+
+
+def rows_mb(shape: str, modules: int, rank: int = 8) -> float:
+    """Megabytes of lora_weights [R, L] in 16 bit, of the first modules."""
+    base = BaseModel.of(json.loads((ROOT / "build_engines" / "shapes" / shape / "config.json").read_text()))
+    longest = max(rank * sum(sizes) for sizes in list(base.sizes.values())[:modules])
+    return base.num_layers * modules * longest * 2 / 1e6
+
+
 # --- the build ----------------------------------------------------------------------------------------------------
 
 
@@ -208,8 +228,8 @@ lora:
 """
 
 
-def plan_of(root: Path) -> EnginePlan:
-    (root / "spec.yaml").write_text(SPEC.format(shape=FAMILIES / "llama"))
+def plan_of(root: Path, more: str = "") -> EnginePlan:
+    (root / "spec.yaml").write_text(SPEC.format(shape=FAMILIES / "llama") + more)
     spec = load_spec(root / "spec.yaml")
     return EnginePlan.of(spec, *source_config(spec))
 
@@ -227,6 +247,20 @@ def test_a_build_takes_the_named_adapters_along(root: Path) -> None:
     before = adapter_files(plan.spec)
     write_peft(root / "a0", random_tensors(BASE, seed=9, projections=("self_attn.q_proj",)))
     assert adapter_files(plan.spec) != before  # so that the step runs again
+
+
+def test_directories_are_those_of_the_container(root: Path) -> None:
+    write_peft(root / "a0", random_tensors(BASE, projections=("self_attn.q_proj",)))
+    more = "\n  directory: more\n  prefetch_directory: /mnt/converted\n"
+    plan = plan_of(root, more)
+    (root / "repo").mkdir()
+    render_trtllm(plan, PurePosixPath("/deployments/named"), root / "repo")
+    section = json.loads((root / "repo" / "preprocessing" / "1" / "adapters.json").read_text())
+    assert section["adapters"] == {"a0": "/deployments/named/adapters/a0"}
+    assert section["directory"] == "/deployments/named/more"
+    assert section["owners"] == {"a0": "Ada"}
+    config = from_text((root / "repo" / "tensorrt_llm" / "config.pbtxt").read_text())
+    assert config.parameters["lora_prefetch_dir"].string_value == "/mnt/converted"
 
 
 def test_an_adapter_that_does_not_fit_stops_the_build_at_its_line(root: Path) -> None:
