@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import ValidationError
 
-from python_backend.errors import BuildError, InvalidRequest
+from python_backend.errors import BuildError, InvalidRequest, Overloaded
 from python_backend.lora.compiled import CompiledEngine
 from python_backend.lora.rows import to_rows
 from python_backend.triton import pb
@@ -86,6 +86,7 @@ class NamedAdapters:
         Raises:
             NotFound: nobody registered the name; lists close names.
             InvalidRequest: an adapter's files are no longer good, or the tensors contradict each other.
+            Overloaded: the files are being written.
         """
         own = {output: tensors[name] for name, output in _OWN.items() if name in tensors}
         names = {name for row in pb.read_texts(tensors, "LORA_NAME") or [] for name in row}
@@ -124,6 +125,8 @@ class NamedAdapters:
             self._kept.move_to_end(entry.version_id)
             return kept
         adapter = self._registry.load(entry)
+        if f"{adapter.version:016x}" != entry.content_hash:  # the engine would keep it under the id of the old
+            raise Overloaded(f"lora_name {entry.name!r} changed while it was read, please try again later")
         try:
             rows = _Rows(*to_rows(adapter, self._dtype))
         except BuildError as error:

@@ -18,7 +18,7 @@ from build_engines.spec import load_spec
 from build_engines.templates import from_text
 from build_engines.trtllm.adapters import adapter_files, copy_adapters
 from build_engines.trtllm.repository import render_trtllm
-from python_backend.errors import BuildError, InvalidRequest, NotFound
+from python_backend.errors import BuildError, InvalidRequest, NotFound, Overloaded
 from python_backend.lora.modules import ALL_MODULES, BaseModel
 from python_backend.lora.peft import read_peft
 from python_backend.lora.rows import from_rows
@@ -134,6 +134,23 @@ def test_adapters_come_change_and_go_while_it_runs(root: Path) -> None:
     (place / "adapter_config.json").unlink()
     with pytest.raises(NotFound):
         adapters.outputs(by_name("late"), 1)
+
+
+def test_files_that_change_while_they_are_read_do_not_go_out_under_the_id_of_the_old(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapters = named(root)
+    load = adapters._registry.load
+
+    def late(entry: Any) -> Any:
+        write_peft(root / "a0", random_tensors(BASE, seed=11, rank=2))
+        return load(entry)
+
+    monkeypatch.setattr(adapters._registry, "load", late)
+    with pytest.raises(Overloaded, match="'a0' changed while it was read, please try again later"):
+        adapters.outputs(by_name("a0"), 1)
+    monkeypatch.undo()
+    assert adapters.outputs(by_name("a0"), 1)["OUT_LORA_CONFIG"][0, 0, 2] == 2
 
 
 def test_rows_are_kept_within_the_bound(root: Path) -> None:
