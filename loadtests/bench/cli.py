@@ -9,7 +9,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -31,28 +31,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.render:
         arguments.docs.write_text(report.page(json.loads(arguments.out.read_text())))
         return 0
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    results: dict[str, Any] = {}
+    failed: list[str] = []
     try:
-        results = _measure(arguments, console)
-    except BenchError as error:
-        console.print(f"error: {error}", style="red", highlight=False)
-        return 1
+        for results in _measure(arguments, console, failed):
+            # After each section: a run that is interrupted keeps what it has.
+            arguments.out.write_text(json.dumps(results, indent=1) + "\n")
     except FileNotFoundError as error:
         console.print(f"error: {error.filename} is missing; run `make build-engines` and `make bench`.", style="red")
         return 3
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(results, indent=1) + "\n")
     Console().print(report.table(results))
     for fact in report.facts(results):
         print(fact)
     print(f"written to {arguments.out}")
-    return 0
+    return 1 if failed else 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m loadtests.bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one round of short answers: a look, not a measurement")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "latest.json", help="default %(default)s")
-    parser.add_argument("--only", action="append", choices=SECTIONS, help="these comparisons; repeat it")
+    parser.add_argument(
+        "--only", action="append", choices=SECTIONS, help="these comparisons, into what --out has; repeat it"
+    )
     parser.add_argument("--engine", type=Path, default=ROOT / "engines" / "smollm2-135m" / "engine")
     parser.add_argument("--gguf", type=Path, help="what the peer loads; default: the demo model's file")
     parser.add_argument("--peer-python", default=sys.executable, help="a Python with openvino-genai (%(default)s)")
@@ -63,13 +65,26 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _measure(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
+def _measure(arguments: argparse.Namespace, console: Console, failed: list[str]) -> Iterator[dict[str, Any]]:
+    """What was found, after each section; one that fails is told, left out, and added to `failed`."""
     about = machine.describe(ROOT)
     if about["load_average"] > _LOADED:
         console.print(f"the machine is busy (load average {about['load_average']:.1f}): these figures mean little")
     settings = _settings(arguments)
-    ratios: dict[str, Any] = {}
-    raw: dict[str, Any] = {}
+    results: dict[str, Any] = {
+        "date": time.strftime("%Y-%m-%d"),
+        "ratios": {},
+        "targets": TARGETS,
+        "ceilings": CEILINGS,
+        "settings": {**settings, "seed": arguments.seed, "quick": arguments.quick},
+        "machine": about,
+        "environment_bytes": machine.environment_bytes(ROOT),
+        "raw": {},
+    }
+    if arguments.only and arguments.out.exists():  # the other sections stay, each with when it was measured
+        before = json.loads(arguments.out.read_text())
+        results |= {key: dict(before[key]) for key in ("ratios", "raw")}
+    measured = {"commit": about["commit"], "load_average": about["load_average"], "rounds": settings["rounds"]}
     with console.status("") as status:
 
         def say(text: str) -> None:
@@ -88,18 +103,14 @@ def _measure(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
             **settings,
         )
         for name in arguments.only or SECTIONS:
-            section = SECTIONS[name](bench)
-            ratios[name], raw[name] = section.ratios, section.raw
-    return {
-        "date": time.strftime("%Y-%m-%d"),
-        "ratios": ratios,
-        "targets": TARGETS,
-        "ceilings": CEILINGS,
-        "settings": {**settings, "seed": arguments.seed, "quick": arguments.quick},
-        "machine": about,
-        "environment_bytes": machine.environment_bytes(ROOT),
-        "raw": raw,
-    }
+            try:
+                section = SECTIONS[name](bench)
+                results["ratios"][name] = section.ratios
+                results["raw"][name] = {**section.raw, "measured": {**measured, "at": time.strftime("%Y-%m-%d %H:%M")}}
+            except BenchError as error:
+                console.print(f"error: {name}: {error}", style="red", highlight=False)
+                failed.append(name)
+            yield results
 
 
 def _settings(arguments: argparse.Namespace) -> dict[str, int]:

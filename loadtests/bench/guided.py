@@ -172,6 +172,7 @@ def _server(bench: Bench, name: str, **limits: Any) -> Iterator[ServerDriver]:
             driver = ServerDriver(name)
         else:
             content = yaml.safe_load(_SPEC.read_text())
+            content.pop("lora", None)  # whose paths are relative to the spec
             content["source"] = {"hf": str((bench.engine / ".." / "checkpoint").resolve())}
             content |= {"name": "guided-bench", "limits": {**content.get("limits", {}), **limits}}
             spec = Path(place) / "spec.yaml"

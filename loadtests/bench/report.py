@@ -82,8 +82,19 @@ def facts(results: dict[str, Any]) -> list[str]:
     if "capacity" in results["raw"]:
         found.append(_capacity(results["raw"]["capacity"]))
     sizes = results["environment_bytes"]
+    found += _measured_apart(results)
     found.append(f".venv: {sizes['serve'] / 1e6:.0f} MB for serving, {sizes['total'] / 1e6:.0f} MB with all extras.")
     return found
+
+
+def _measured_apart(results: dict[str, Any]) -> list[str]:
+    """Sections that another run measured than the last one."""
+    times = {name: raw["measured"] for name, raw in results["raw"].items() if "measured" in raw}
+    return [
+        f"{name}: measured {time['at']}, commit {time['commit']}, {time['rounds']} rounds."
+        for name, time in times.items()
+        if (time["commit"], time["rounds"]) != (results["machine"]["commit"], results["settings"]["rounds"])
+    ]
 
 
 def _capacity(raw: dict[str, Any]) -> str:

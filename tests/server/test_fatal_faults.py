@@ -91,6 +91,7 @@ def test_no_kv_blocks_for_those_who_wait_is_not_ready_until_some_are_free(tiny_l
     limits = {"max_tokens_in_paged_kv_cache": MAX_SEQ_LEN, "batch_scheduler_policy": "guaranteed_no_evict"}
     repository = copy_with(tiny_llm, tmp_path / "repository", health_patience_ms=1000, **limits)
     with running(repository) as (_, server):
+        wait_until(lambda: health(server)[0] == 200)
         holder = long_stream(server, LONG, request_id="holder")
         waiting = [Stream(server) for _ in range(2)]
         for stream in waiting:
