@@ -88,13 +88,15 @@ def facts(results: dict[str, Any]) -> list[str]:
 
 
 def _measured_apart(results: dict[str, Any]) -> list[str]:
-    """Sections that another run measured than the last one."""
-    times = {name: raw["measured"] for name, raw in results["raw"].items() if "measured" in raw}
-    return [
-        f"{name}: measured {time['at']}, commit {time['commit']}, {time['rounds']} rounds."
-        for name, time in times.items()
-        if (time["commit"], time["rounds"]) != (results["machine"]["commit"], results["settings"]["rounds"])
-    ]
+    """A sentence for each earlier run that sections come from."""
+    runs: dict[str, list[str]] = {}
+    last = (results["machine"]["commit"], results["settings"]["rounds"])
+    for name, raw in results["raw"].items():
+        found = raw.get("measured")
+        if found and (found["commit"], found["rounds"]) != last:
+            run = f"Measured {found['at']}, commit {found['commit']}, {found['rounds']} rounds"
+            runs.setdefault(run, []).append(name)
+    return [f"{run}: {', '.join(names)}." for run, names in runs.items()]
 
 
 def _capacity(raw: dict[str, Any]) -> str:
