@@ -35,6 +35,7 @@ class TritonPythonModel:
         self._outputs = [
             (o["name"], pb_utils.triton_string_to_numpy(o["data_type"]), [1 if d < 0 else int(d) for d in o["dims"]])
             for o in config["output"]
+            if o["data_type"] != "TYPE_BF16"  # numpy lacks it; weights of an adapter, which are optional
         ]
         self._decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
 
@@ -61,7 +62,8 @@ def repository(tmp_path: Path) -> Path:
     place.mkdir()
     spec = load_spec(SPEC)
     render_trtllm(EnginePlan.of(spec, *source_config(spec)), PurePosixPath("/deployments/x"), place)
-    for model in ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble_unary"):
+    # All that would open files of the container.
+    for model in ("preprocessing", "tensorrt_llm", "postprocessing", "ensemble_unary", "adapters"):
         (place / model / "1" / "model.py").write_text(_ZEROS)
     change(place, "tensorrt_llm", lambda config: setattr(config, "backend", "python"))
     return place
