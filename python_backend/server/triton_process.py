@@ -19,6 +19,7 @@ from python_backend.server.watcher import end_group, living
 from python_backend.server.workspace import Workspace
 
 _PR_SET_PDEATHSIG = 1
+_CANCEL_TRIES = 4
 _CANCEL_S = 5.0  # a step takes a second at most
 _SHM_BYTES = 4 * 2**20  # per model instance at the start, and per growth
 
@@ -76,9 +77,11 @@ class TritonProcess:
         """
         self._tell_stubs()
         idle = wait_until_idle(self._addresses, patience_s, give_up)
-        if not idle:
+        for _ in range(0 if idle else _CANCEL_TRIES):  # a signal that meets a pending one is lost
             self._tell_stubs()
-            idle = wait_until_idle(self._addresses, _CANCEL_S, give_up)
+            idle = wait_until_idle(self._addresses, _CANCEL_S / _CANCEL_TRIES, give_up)
+            if idle:
+                break
         idle = idle and has_engine(self._addresses)
         _send(self._server.pid, signal.SIGTERM)
         return idle
