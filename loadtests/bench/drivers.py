@@ -131,6 +131,13 @@ class ServerDriver:
         self._loop = asyncio.new_event_loop()
         self._client = self._loop.run_until_complete(self._connect())
 
+    @classmethod
+    def of_spec(cls, name: str, spec: Path, engines_dir: Path) -> ServerDriver:
+        """A server of another spec than `make serve` has, its engine built where nobody else's is."""
+        ports = [word for port in ("http", "grpc", "metrics") for word in (f"--{port}-port", "0")]
+        command = [sys.executable, "-m", "python_backend.server", "--exit-with-parent", *ports]
+        return cls(name, [*command, "--spec", str(spec), "--engines-dir", str(engines_dir)])
+
     def run(self, batch: Batch) -> Run:
         """Run one batch to its end, every request a stream.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -177,9 +176,7 @@ def _server(bench: Bench, name: str, **limits: Any) -> Iterator[ServerDriver]:
             content |= {"name": "guided-bench", "limits": {**content.get("limits", {}), **limits}}
             spec = Path(place) / "spec.yaml"
             spec.write_text(yaml.safe_dump(content))
-            ports = [word for port in ("http", "grpc", "metrics") for word in (f"--{port}-port", "0")]
-            command = [sys.executable, "-m", "python_backend.server", "--exit-with-parent", *ports]
-            driver = ServerDriver(name, [*command, "--spec", str(spec), "--engines-dir", f"{place}/engines"])
+            driver = ServerDriver.of_spec(name, spec, Path(place) / "engines")
         try:
             yield driver
         finally:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
 import tempfile
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loadtests.bench.compare import Section, in_turns, speeds
+from loadtests.bench.compare import Section
 from loadtests.bench.drivers import ROOT, BenchError, LineDriver, ServerDriver
+from loadtests.bench.streams import paired
 
 if TYPE_CHECKING:
     from loadtests.bench.sections import Bench
 
-CONCURRENCY = 32
 _SLO = "chat"
 
 
@@ -28,17 +26,11 @@ def load_tool_overhead(bench: Bench) -> Section:
         command = [sys.executable, "-m", "loadtests.bench.locust_side", "--grpc-url", server.grpc_url]
         users = LineDriver("locust", command)
         try:
-            make = partial(bench.workload.same_length_text, CONCURRENCY, bench.prompt_tokens)
-            for driver in (server, users):
-                bench.say(f"warming up {driver.name}")
-                driver.run(make(math.ceil(bench.max_tokens / 16)))
-            found = speeds(in_turns((server, users), partial(make, bench.max_tokens), bench.rounds, bench.say))
+            return paired("load_tool_overhead", bench, users, server)
         finally:
             users.close()
     finally:
         server.close()
-    ratio = found["locust"]["tokens_per_s"] / found["client"]["tokens_per_s"]
-    return Section("load_tool_overhead", {str(CONCURRENCY): ratio}, {str(CONCURRENCY): found})
 
 
 def capacity(bench: Bench) -> Section:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import tempfile
 import urllib.request
 from collections.abc import Iterator
@@ -16,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from loadtests.bench.adapter_files import ATTENTION_QV, AdapterFiles
 from loadtests.bench.compare import Section, in_turns, speeds
 from loadtests.bench.drivers import ROOT, ServerDriver
+from loadtests.bench.streams import CONCURRENCY, paired
 
 if TYPE_CHECKING:
     from loadtests.bench.drivers import Run
     from loadtests.bench.sections import Bench
     from loadtests.bench.workload import Batch
 
-CONCURRENCY = 32
 NUM_MIXED = 8
 REGISTERED = (4, 16, 64, 256)
 _CACHED = 64  # how many of them the server of lora_scale keeps in memory
@@ -33,9 +32,7 @@ def lora_mixed(bench: Bench) -> Section:
     """32 streams over 8 adapters of rank 8 on every projection, over the same streams without, on one server."""
     with _files(bench) as files, _server("base", files, 1 << 30) as server:
         names = files.write(range(NUM_MIXED))
-        drivers = (server, _Adapted("adapters", server, tuple(names)))
-        found = _speeds(bench, *drivers)
-    return _section("lora_mixed", found, "adapters", "base")
+        return paired("lora_mixed", bench, _Adapted("adapters", server, tuple(names)), server)
 
 
 def lora_idle(bench: Bench) -> Section:
@@ -45,11 +42,10 @@ def lora_idle(bench: Bench) -> Section:
         with _server("registered", files, 1 << 30) as registered:
             plain = ServerDriver("none")
             try:
-                found = _speeds(bench, registered, plain)
+                section = paired("lora_idle", bench, registered, plain)
             finally:
                 plain.close()
         ready = {"registered": registered.ready_s, "none": plain.ready_s}
-    section = _section("lora_idle", found, "registered", "none")
     return replace(section, raw={**section.raw, "ready_s": ready})
 
 
@@ -130,19 +126,6 @@ class _Loads:
         }
 
 
-def _section(name: str, found: dict[str, Any], side: str, other: str) -> Section:
-    ratio = found[side]["tokens_per_s"] / found[other]["tokens_per_s"]
-    return Section(name, {str(CONCURRENCY): ratio}, {str(CONCURRENCY): found})
-
-
-def _speeds(bench: Bench, *drivers: Any) -> dict[str, Any]:
-    make = partial(bench.workload.same_length_text, CONCURRENCY, bench.prompt_tokens)
-    for driver in drivers:
-        bench.say(f"warming up {driver.name}")
-        driver.run(make(math.ceil(bench.max_tokens / 16)))
-    return speeds(in_turns(drivers, partial(make, bench.max_tokens), bench.rounds, bench.say))
-
-
 @contextmanager
 def _files(bench: Bench, **options: Any) -> Iterator[AdapterFiles]:
     with tempfile.TemporaryDirectory(prefix="lora-bench-") as place:
@@ -155,9 +138,7 @@ def _server(name: str, files: AdapterFiles, host_cache_bytes: int) -> Iterator[S
     """A server for whatever is, or will be, in the directory of adapters."""
     files.directory.mkdir(parents=True, exist_ok=True)
     spec = files.write_spec(_PLAIN_SPEC, host_cache_bytes)
-    ports = [word for port in ("http", "grpc", "metrics") for word in (f"--{port}-port", "0")]
-    command = [sys.executable, "-m", "python_backend.server", "--exit-with-parent", *ports, "--spec", str(spec)]
-    driver = ServerDriver(name, [*command, "--engines-dir", str(spec.parent / "engines")])
+    driver = ServerDriver.of_spec(name, spec, spec.parent / "engines")
     try:
         yield driver
     finally:

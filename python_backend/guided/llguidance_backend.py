@@ -55,16 +55,7 @@ class LLGuidanceBackend:
         )
 
     def load_tokenizer(self, tokenizer_json: str, vocab_size: int, end_ids: tuple[int, ...]) -> None:
-        """Make ready to compile.
-
-        Args:
-            tokenizer_json: text of tokenizer.json.
-            vocab_size: width of the logits; may be more than the tokenizer has.
-            end_ids: tokens that are never text.
-
-        Raises:
-            BuildError: the library cannot use this tokenizer, or the model has fewer tokens.
-        """
+        """Make ready to compile; as the protocol has it."""
         self._tokenizer_end_ids = end_ids or (vocab_size - 1,)
         try:
             self._tokenizer = llguidance.LLTokenizer(

@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from python_backend.errors import RequestError
+from python_backend.guided.xgrammar_types import type_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,17 +91,8 @@ def _types(schema: dict[str, Any]) -> set[str] | None:
     """JSON types of the values that a schema allows, as far as it says so itself."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list):
-        return {_type(value) for value in values}
+        return {type_of(value) for value in values}
     names = schema.get("type")
     if names is None:
         return None
     return {"number" if name == "integer" else name for name in ([names] if isinstance(names, str) else names)}
-
-
-def _type(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "boolean"
-    kinds: dict[type, str] = {str: "string", list: "array", dict: "object"}
-    return kinds.get(type(value), "number")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateError
 
 from python_backend.errors import BuildError, InvalidRequest, LimitExceeded, Unsupported
+from python_backend.text.json_lists import parse_list
 from python_backend.text.sandbox import Budget, make_environment, render
 from python_backend.text.tokenizer import check_text
 from python_backend.text.tool_formats import HERMES, template_format
@@ -129,14 +130,7 @@ def parse_messages(text: str) -> list[Message]:
         LimitExceeded: more than MAX_MESSAGES.
         Unsupported: content of another kind than text.
     """
-    try:
-        messages = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"messages is no valid JSON: {error}") from error
-    if not isinstance(messages, list) or not messages:
-        raise InvalidRequest('messages must be a non-empty JSON list, such as [{"role": "user", "content": "Hello"}].')
-    if len(messages) > MAX_MESSAGES:
-        raise LimitExceeded(f"messages has {len(messages)} messages; at most {MAX_MESSAGES} are allowed.")
+    messages = parse_list(text, "messages", ', such as [{"role": "user", "content": "Hello"}]', MAX_MESSAGES)
     return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 

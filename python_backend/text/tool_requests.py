@@ -10,7 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from python_backend.errors import InvalidRequest, LimitExceeded, Unsupported
+from python_backend.errors import InvalidRequest, Unsupported
+from python_backend.text.json_lists import parse_list
 from python_backend.text.tokenizer import check_text
 
 MAX_TOOLS = 128
@@ -57,14 +58,8 @@ def parse_tools(tools_json: str, choice: str = "", parallel: bool = True) -> Too
         LimitExceeded: more than MAX_TOOLS.
         Unsupported: a tool that is no function.
     """
-    try:
-        entries = json.loads(tools_json)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"tools is no valid JSON: {error}") from None
-    if not isinstance(entries, list) or not entries:
-        raise InvalidRequest('tools must be a non-empty JSON list of {"type": "function", "function": {"name": …}}.')
-    if len(entries) > MAX_TOOLS:
-        raise LimitExceeded(f"tools has {len(entries)} tools; at most {MAX_TOOLS} are allowed.")
+    form = ' of {"type": "function", "function": {"name": …}}'
+    entries = parse_list(tools_json, "tools", form, MAX_TOOLS)
     check_text(tools_json, "tools")
     tools = tuple(_tool(entry, f"tools[{index}]") for index, entry in enumerate(entries))
     names = [tool.name for tool in tools]

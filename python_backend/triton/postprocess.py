@@ -90,12 +90,12 @@ class TritonPythonModel:
 
     def _respond(self, request: Any) -> Any:
         try:
-            tensors, wanted = pb.read_inputs(request), request.requested_output_names()
+            tensors = pb.read_inputs(request)
             texts, calls = self._postprocessor.run(tensors, request.request_id())
             outputs = [pb.text_tensor("OUTPUT", texts)]
             if any(calls):
                 outputs.append(pb.text_tensor("TOOL_CALLS", calls))
-            if "GENERATION_LOGITS" in tensors and (not wanted or "LOGPROBS" in wanted):
+            if "GENERATION_LOGITS" in tensors and "LOGPROBS" in (request.requested_output_names() or ["LOGPROBS"]):
                 outputs.append(pb.text_tensor("LOGPROBS", self._postprocessor.logprobs(tensors, request.request_id())))
             return pb.response(outputs)
         except Exception as error:  # whatever it is, it concerns this request alone

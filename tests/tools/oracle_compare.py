@@ -18,7 +18,7 @@ import numpy as np
 from python_backend.errors import RequestError
 from python_backend.guided.guide import check_guide
 from python_backend.request import Guide
-from tests.tools.guided_suite import forms
+from tests.tools.guided_suite import accepts, forms
 from tests.tools.oracle_cases import Undecided, mutated
 from tests.unit.guided_helpers import END_ID, VOCAB_SIZE, backend, tokenizer
 
@@ -109,7 +109,7 @@ def _judge_text(case: OracleCase, guides: dict[str, Any], text: str, tally: Tall
         tally.under.append(f"{writer} writes {text!r} for {case.guide[:300]}: {problem}")
         return
     for library, guide in guides.items():
-        tally.texts[f"right {library}" if library == writer or takes(guide, text) else f"over {library}"] += 1
+        tally.texts[f"right {library}" if library == writer or accepts(guide, text) else f"over {library}"] += 1
 
 
 def _judge_instance(case: OracleCase, guides: dict[str, Any], value: Any, valid: bool | None, tally: Tally) -> None:
@@ -120,22 +120,11 @@ def _judge_instance(case: OracleCase, guides: dict[str, Any], value: Any, valid:
     separators = (",", ":") if case.whitespace == "compact" else (", ", ": ")
     texts = list(itertools.islice(forms(value, separators), MAX_FORMS))
     for library, guide in guides.items():
-        written = next((text for text in texts if takes(guide, text)), None)
+        written = next((text for text in texts if accepts(guide, text)), None)
         verdict = "right" if (written is not None) == valid else "over" if valid else "under"
         tally.texts[f"{verdict} {library}"] += 1
         if verdict == "under":
             tally.under.append(f"{library} takes {written!r} for {case.guide[:300]}, which is invalid")
-
-
-def takes(guide: Any, text: str) -> bool:
-    """Whether a text, token by token, satisfies a guide."""
-    matcher = guide.start((END_ID,))
-    try:
-        for token_id in tokenizer().encode(text, add_special_tokens=False):
-            matcher.accept(token_id)
-    except RequestError:
-        return False
-    return bool(matcher.is_accepting)
 
 
 def _compare_masks(guides: dict[str, Any], rng: random.Random, tally: Tally) -> None:
