@@ -139,12 +139,13 @@ class Sampler:
             token_id: the token that stands there.
             sequence: that it belongs to.
         """
+        if not self._state(sequence).wants_log_probs:
+            return None if np.isfinite(row.max()) else not_finite()
         (score,) = self._scorer.score([row], sequence.request.top_logprobs or 0)
         if not np.isfinite(score.maximum):
             return not_finite()
-        if self._state(sequence).wants_log_probs:
-            bitmask = sequence.unscored_bitmasks.pop(0) if sequence.unscored_bitmasks else None
-            self._record(row, score, token_id, sequence, bitmask)
+        bitmask = sequence.unscored_bitmasks.pop(0) if sequence.unscored_bitmasks else None
+        self._record(row, score, token_id, sequence, bitmask)
         return None
 
     def score_prompt(self, rows: NDArray[np.float32], token_ids: list[int], n: int) -> list[TokenLogProbs]:

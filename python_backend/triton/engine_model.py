@@ -146,7 +146,7 @@ class TritonPythonModel:
         """Submit one Triton request, or answer it at once; nothing it holds can harm another one."""
         sender = request.get_response_sender()
         try:
-            tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+            tensors = pb.read_inputs(request)
             if is_stop(tensors):
                 sender.send(self._answer_stop(request), flags=_FINAL)
             else:
