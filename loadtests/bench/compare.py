@@ -1,4 +1,4 @@
-"""Two sides, the same batches, in turns: medians and their ratio.
+"""Two sides, the same batches, in turns: what each did, and the ratio of neighbours in time.
 
 Knows nothing of engines and servers.
 """
@@ -37,6 +37,15 @@ def in_turns(
             say(f"round {number + 1} of {rounds}: {driver.name}, {len(batch.prompts)} requests")
             runs[driver.name].append(driver.run(batch))
     return runs
+
+
+def ratio(runs: Mapping[str, Sequence[Run]], side: str, other: str) -> float:
+    """Output tokens per second of one side over the other's: the median of the rounds' own ratios.
+
+    A shared machine gets faster and slower in minutes, which two runs of one round see alike and two medians do not.
+    """
+    rounds = zip(runs[side], runs[other], strict=True)
+    return median(run.tokens_per_s / beside.tokens_per_s for run, beside in rounds)
 
 
 def speeds(runs: Mapping[str, Sequence[Run]]) -> dict[str, dict[str, Any]]:

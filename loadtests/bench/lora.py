@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loadtests.bench.adapter_files import ATTENTION_QV, AdapterFiles
-from loadtests.bench.compare import Section, in_turns, speeds
+from loadtests.bench.compare import Section, in_turns, ratio, speeds
 from loadtests.bench.drivers import ROOT, ServerDriver
 from loadtests.bench.streams import CONCURRENCY, paired
 
@@ -69,9 +69,9 @@ def lora_scale(bench: Bench) -> Section:
                 driver.run(make())
             before = _Loads.of(server)
             runs = in_turns(drivers, make, max(1, bench.rounds - 2), bench.say)
-            found, loads = speeds(runs), _Loads.of(server).since(before)
-            ratios[str(count)] = found["adapters"]["tokens_per_s"] / found["base"]["tokens_per_s"]
-            raw[str(count)] = {**found, "loads": loads.as_data(sum(run.wall_s for run in runs["adapters"]))}
+            loads = _Loads.of(server).since(before)
+            ratios[str(count)] = ratio(runs, "adapters", "base")
+            raw[str(count)] = {**speeds(runs), "loads": loads.as_data(sum(run.wall_s for run in runs["adapters"]))}
     return Section("lora_scale", ratios, raw)
 
 

@@ -56,7 +56,8 @@ def page(results: dict[str, Any]) -> str:
         "",
         "`make bench` measures all of this in one run (`QUICK=1`: a look) and writes `benchmarks/latest.json`;",
         "`.venv/bin/python -m loadtests.bench --render` makes this page of it. Both sides of a comparison get the same",
-        "batches in turns, and figures are medians over the rounds. A loaded machine makes every figure worthless.",
+        "batches in turns; a ratio is the median of the ratios of the rounds, and a figure the median over the rounds.",
+        "A loaded machine makes every figure worthless.",
         "",
         f"Measured {results['date']} on {machine['cpu']}, {machine['cores']} cores"
         f" ({', '.join(machine['instructions'])}), load average at the start {machine['load_average']:.1f},"

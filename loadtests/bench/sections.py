@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from loadtests.bench.compare import Progress, Section, in_turns, speeds
+from loadtests.bench.compare import Progress, Section, in_turns, ratio, speeds
 from loadtests.bench.drivers import Driver, LineDriver, ServerDriver, engine_driver
 from loadtests.bench.guided import fast_forward, guide_warm_ttft, guided_vs_free
 from loadtests.bench.load_tests import capacity, load_tool_overhead
@@ -70,10 +70,9 @@ def engine_vs_openvino_genai(bench: Bench) -> Section:
     with _closing([ours, *peers]) as drivers:
         _warm_up(bench, drivers)
         for count in CONCURRENCY:
-            found = speeds(in_turns(drivers, _batches(bench, count), bench.rounds, bench.say))
-            fastest = max(found[peer.name]["tokens_per_s"] for peer in peers)
-            ratios[str(count)] = found["engine"]["tokens_per_s"] / fastest
-            raw[str(count)] = found
+            runs = in_turns(drivers, _batches(bench, count), bench.rounds, bench.say)
+            ratios[str(count)] = min(ratio(runs, "engine", peer.name) for peer in peers)
+            raw[str(count)] = speeds(runs)
     return Section("engine_vs_openvino_genai", ratios, raw)
 
 
@@ -86,9 +85,9 @@ def server_vs_engine(bench: Bench) -> Section:
     with _closing(drivers):
         _warm_up(bench, drivers, text=True)
         for count in CONCURRENCY:
-            found = speeds(in_turns(drivers, _batches(bench, count, text=True), bench.rounds, bench.say))
-            ratios[str(count)] = found["server"]["tokens_per_s"] / found["engine"]["tokens_per_s"]
-            raw[str(count)] = found
+            runs = in_turns(drivers, _batches(bench, count, text=True), bench.rounds, bench.say)
+            ratios[str(count)] = ratio(runs, "server", "engine")
+            raw[str(count)] = speeds(runs)
     return Section("server_vs_engine", ratios, raw)
 
 
@@ -99,9 +98,9 @@ def inflight_vs_static(bench: Bench) -> Section:
     with _closing([inflight, static]) as drivers:
         _warm_up(bench, drivers)
         batches = partial(bench.workload.mixed_lengths, bench.trace_requests, 32)
-        found = speeds(in_turns(drivers, batches, math.ceil(bench.rounds / 2), bench.say))
-    ratio = found["inflight"]["tokens_per_s"] / found["static"]["tokens_per_s"]
-    return Section("inflight_vs_static", {"all": ratio}, {"all": found, "requests": bench.trace_requests})
+        runs = in_turns(drivers, batches, math.ceil(bench.rounds / 2), bench.say)
+    raw = {"all": speeds(runs), "requests": bench.trace_requests}
+    return Section("inflight_vs_static", {"all": ratio(runs, "inflight", "static")}, raw)
 
 
 def prefix_reuse_ttft(bench: Bench, prefix_tokens: int = 512) -> Section:

@@ -6,7 +6,7 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
-from loadtests.bench.compare import Section, in_turns, speeds
+from loadtests.bench.compare import Section, in_turns, ratio, speeds
 
 if TYPE_CHECKING:
     from loadtests.bench.drivers import Driver
@@ -22,6 +22,5 @@ def paired(name: str, bench: Bench, side: Driver, other: Driver) -> Section:
     for driver in drivers:
         bench.say(f"warming up {driver.name}")
         driver.run(make(math.ceil(bench.max_tokens / 16)))
-    found = speeds(in_turns(drivers, partial(make, bench.max_tokens), bench.rounds, bench.say))
-    ratio = found[side.name]["tokens_per_s"] / found[other.name]["tokens_per_s"]
-    return Section(name, {str(CONCURRENCY): ratio}, {str(CONCURRENCY): found})
+    runs = in_turns(drivers, partial(make, bench.max_tokens), bench.rounds, bench.say)
+    return Section(name, {str(CONCURRENCY): ratio(runs, side.name, other.name)}, {str(CONCURRENCY): speeds(runs)})

@@ -13,11 +13,11 @@ import tritonclient.grpc as grpcclient
 
 from tests.server.wire import (
     Stream,
+    active_requests,
     ask,
     ask_one,
     cancelled,
     engine_inputs,
-    metric,
     post,
     text_inputs,
     tokens,
@@ -47,7 +47,7 @@ def stop(server, request_id, **options):
 def nothing_is_left_behind(server):
     yield
     wait_until(lambda: used_blocks(server) == 0)
-    assert metric(server, "nv_trt_llm_request_metrics", request_type="active") == 0
+    assert active_requests(server) == 0
 
 
 def test_a_stop_request_ends_a_stream_and_is_answered_empty(server):
@@ -149,7 +149,7 @@ def test_a_cancelled_plain_call_frees_its_place(server):
     before = cancelled(server)
     client = grpcclient.InferenceServerClient(server.grpc)
     call = client.async_infer("ensemble_unary", text_inputs("A story", LONG, end_id=[[-1]]), lambda *_: None)
-    wait_until(lambda: metric(server, "nv_trt_llm_request_metrics", request_type="active") == 1)
+    wait_until(lambda: active_requests(server) == 1)
     call.cancel()
     wait_until(lambda: cancelled(server) > before, timeout_s=2)
 
@@ -159,7 +159,7 @@ def test_a_plain_call_can_be_stopped_by_its_id_and_returns_what_it_has(server):
     client = grpcclient.InferenceServerClient(server.grpc)
     inputs = text_inputs("A story", LONG, end_id=[[-1]])
     client.async_infer("ensemble_unary", inputs, lambda result, error: answers.put((result, error)), request_id="plain")
-    wait_until(lambda: metric(server, "nv_trt_llm_request_metrics", request_type="active") == 1)
+    wait_until(lambda: active_requests(server) == 1)
     stop(server, "plain")
     result, error = answers.get(timeout=5)
     assert error is None

@@ -21,6 +21,7 @@ from tests.server.faulty import Beside, copy_with, health, resident_bytes, runni
 from tests.server.tiny_deployment import MAX_BATCH, MAX_QUEUE
 from tests.server.wire import (
     Stream,
+    active_requests,
     ask,
     engine_inputs,
     metric,
@@ -52,7 +53,7 @@ def server(tiny):
     """Idle before and after each test, with every block free."""
     _, server = tiny
     yield server
-    wait_until(lambda: metric(server, "nv_trt_llm_request_metrics", request_type="active") == 0, timeout_s=60)
+    wait_until(lambda: active_requests(server) == 0, timeout_s=60)
     wait_until(lambda: used_blocks(server) == 0)
 
 
@@ -134,7 +135,7 @@ def test_a_slow_reader_holds_up_nobody_and_the_server_keeps_little_for_it(tiny, 
     for _ in range(10):
         generate(server)
     assert time.monotonic() - started < 30
-    wait_until(lambda: metric(server, "nv_trt_llm_request_metrics", request_type="active") == 0, timeout_s=60)
+    wait_until(lambda: active_requests(server) == 0, timeout_s=60)
     assert sum(map(resident_bytes, pids)) - before < 64 * 2**20
     received = b""
     slow[0].settimeout(30)
@@ -190,7 +191,7 @@ def test_a_flood_of_ten_times_the_capacity_is_refused_clearly_and_leaves_a_serve
         assert f"Maximum queue size of {MAX_QUEUE} has been reached" in error or "Exceeds maximum queue size" in error
     assert most_waiting <= MAX_QUEUE
     assert resident_bytes(pid) - before < 128 * 2**20
-    wait_until(lambda: metric(server, "nv_trt_llm_request_metrics", request_type="active") == 0)
+    wait_until(lambda: active_requests(server) == 0)
     wait_until(lambda: health(server)[0] == 200)
     assert _median_s(server) < 2 * usual_s + 0.1
 

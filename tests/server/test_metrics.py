@@ -8,15 +8,20 @@ import time
 import pytest
 
 from python_backend.telemetry import gauges, requests
-from tests.server.wire import Stream, ask, engine_inputs, metric, metrics_text, tokens, used_blocks, wait_until
+from tests.server.wire import (
+    Stream,
+    active_requests,
+    ask,
+    engine_inputs,
+    metric,
+    metrics_text,
+    tokens,
+    used_blocks,
+    wait_until,
+)
 
 TRUE = [[True]]
 INFLIGHT_FAMILIES = [spec for spec in gauges.GAUGES if spec is not gauges.V1]
-
-
-@pytest.fixture(autouse=True)
-def an_idle_server(server):
-    wait_until(lambda: metric(server, "nv_trt_llm_request_metrics", request_type="active") == 0)
 
 
 @pytest.mark.parametrize("spec", [*INFLIGHT_FAMILIES, *gauges.COUNTERS, *requests.COUNTERS], ids=lambda spec: spec.name)
@@ -108,7 +113,7 @@ def test_gauges_show_a_request_while_it_runs_and_nothing_afterwards(server):
     steps = metric(server, "nv_trt_llm_general_metrics", general_type="iteration_counter")
     wait_until(lambda: metric(server, "nv_trt_llm_general_metrics", general_type="iteration_counter") > steps)
     stream.close(cancel=True)
-    wait_until(lambda: metric(server, "nv_trt_llm_request_metrics", request_type="active") == 0)
+    wait_until(lambda: active_requests(server) == 0)
     wait_until(lambda: used_blocks(server) == 0)
     blocks = {
         kind: metric(server, "nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type=kind) for kind in ("max", "free")

@@ -170,6 +170,11 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 10, period_s: f
     return time.monotonic() - started
 
 
+def active_requests(server: ServerAddresses) -> float:
+    """Requests that wait or run in the engine, as it stood at most a tenth of a second ago."""
+    return metric(server, "nv_trt_llm_request_metrics", request_type="active")
+
+
 def used_blocks(server: ServerAddresses) -> float:
     return metric(server, "nv_trt_llm_kv_cache_block_metrics", kv_cache_block_type="used")
 

@@ -10,7 +10,7 @@ import pytest
 
 from loadtests.bench import cli, report
 from loadtests.bench.adapter_files import ATTENTION_QV, AdapterFiles
-from loadtests.bench.compare import in_turns, speeds
+from loadtests.bench.compare import in_turns, ratio, speeds
 from loadtests.bench.drivers import BenchError, LineDriver, Run
 from loadtests.bench.sections import TARGETS
 from loadtests.bench.workload import Batch, Workload
@@ -75,6 +75,16 @@ def test_both_sides_get_the_same_batch_and_take_turns_in_beginning(tokenizer_fil
     assert [name for name, _ in seen] == ["a", "b", "b", "a"]
     assert seen[0][1] is seen[1][1] is not seen[2][1]
     assert speeds(runs)["a"]["tokens_per_s"] == 2 * speeds(runs)["b"]["tokens_per_s"] == 20
+
+
+def test_a_ratio_compares_neighbours_in_time() -> None:
+    """The machine gets slower by half from round to round; one side is always a quarter faster than the other."""
+    runs = {
+        name: [Run(2**number / speed, 100, (0.1,), (1.0,)) for number in range(4)]
+        for name, speed in (("a", 1.25), ("b", 1.0))
+    }
+    runs["a"][0] = Run(0.1, 100, (0.1,), (1.0,))  # one round in which something went wrong
+    assert ratio(runs, "a", "b") == pytest.approx(1.25)
 
 
 def test_a_driver_that_dies_says_why() -> None:
