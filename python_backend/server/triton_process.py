@@ -11,6 +11,7 @@ import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
+from python_backend import cpu_share
 from python_backend.server.addresses import Addresses
 from python_backend.server.drain import has_engine, wait_until_idle
 from python_backend.server.stubs import Stub, stubs_of
@@ -159,13 +160,14 @@ def _environment() -> dict[str, str]:
 
 
 def _in_child(libc: ctypes.CDLL, launcher_pid: int) -> Callable[[], None]:
-    """What the child runs before exec: default signals, and death together with the launcher."""
+    """What the child runs before exec: default signals, death together with the launcher, the engine comes first."""
 
     def prepare() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != launcher_pid:  # the launcher died before prctl
             os._exit(1)
+        cpu_share.give_way()
 
     return prepare
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import triton_python_backend_utils as pb_utils
 
+from python_backend import cpu_share
 from python_backend.engine.llm_engine import LLMEngine
 from python_backend.errors import BuildError, InvalidRequest, Overloaded, StackError, Unsupported
 from python_backend.logprobs.tokens import TokenTable
@@ -66,6 +67,7 @@ class TritonPythonModel:
             TritonModelException: the model cannot be served; Triton shows the text as the load error.
         """
         pb.log_to_triton()
+        cpu_share.compute()
         try:
             self._set_up(args)
         except StackError as error:

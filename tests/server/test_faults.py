@@ -57,6 +57,19 @@ def server(tiny):
     wait_until(lambda: used_blocks(server) == 0)
 
 
+def test_the_engine_comes_before_the_rest_of_the_server_on_busy_cores(tiny):
+    launched, _ = tiny
+    tritonserver = tritonserver_pid(launched)
+    engine = next(stub.pid for stub in stubs_of(tritonserver) if stub.model == "tensorrt_llm")
+    others = [tritonserver, *(stub.pid for stub in stubs_of(tritonserver) if stub.pid != engine)]
+    assert len(others) > 4
+    for pid in others:
+        assert {os.sched_getscheduler(thread) for thread in _threads(pid)} == {os.SCHED_BATCH}
+    # Those that the stub made before it came to our code take no part in a step.
+    computing = [thread for thread in _threads(engine) if os.sched_getscheduler(thread) == os.SCHED_OTHER]
+    assert len(computing) >= 2
+
+
 def generate(server, max_tokens=20, prompt="Once upon a time"):
     status, answer = post(server, "ensemble/generate", {"text_input": prompt, "max_tokens": max_tokens, "end_id": -1})
     assert status == 200, answer
@@ -265,6 +278,10 @@ def _soak(server, num_requests, num_clients=8):
 def ask_on(stream, inputs):
     stream.send("ensemble", inputs)
     return stream.rest()
+
+
+def _threads(pid):
+    return [int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()]
 
 
 def _shm_bytes(launched):
