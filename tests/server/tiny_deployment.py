@@ -20,8 +20,8 @@ MAX_BATCH = 8
 MAX_QUEUE = 16
 
 
-def build_tiny_deployment(folder: Path, **limits: object) -> Path:
-    """Writes model and spec into folder, builds, and gives the model repository."""
+def build_tiny_deployment(folder: Path, guided: dict[str, object] | None = None, **limits: object) -> Path:
+    """Writes model and spec into folder, builds, and gives the model repository; `guided` is the spec's section."""
     source = folder / "hf"
     source.mkdir(parents=True)
     config = json.loads((_FAMILY / "config.json").read_text()) | {"max_position_embeddings": MAX_SEQ_LEN}
@@ -39,6 +39,7 @@ def build_tiny_deployment(folder: Path, **limits: object) -> Path:
             "kv_cache_tokens": 8 * MAX_SEQ_LEN,
             **limits,
         },
+        "guided": guided or {},
     }
     path = folder / "tiny.yaml"
     path.write_text(yaml.safe_dump(spec))
