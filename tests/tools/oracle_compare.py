@@ -114,8 +114,9 @@ def _judge_text(case: OracleCase, guides: dict[str, Any], text: str, tally: Tall
 
 def _judge_instance(case: OracleCase, guides: dict[str, Any], value: Any, valid: bool | None, tally: Tally) -> None:
     try:
-        valid = case.judge(json.dumps(value)) is None if valid is None else valid
-    except Undecided:
+        plain = json.dumps(value, allow_nan=False)
+        valid = case.judge(plain) is None if valid is None else valid
+    except (Undecided, ValueError):  # 1e999 was read as infinity, which JSON cannot write
         return
     separators = (",", ":") if case.whitespace == "compact" else (", ", ": ")
     texts = list(itertools.islice(forms(value, separators), MAX_FORMS))
