@@ -16,6 +16,8 @@ from python_backend.guided.closing import Closer, ClosingMask
 from python_backend.guided.completion import TokenOrder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from python_backend.engine.masks import FutureMask, MakeMask
     from python_backend.guided.closing import ClosableMask
     from python_backend.request import GenerationRequest
@@ -26,7 +28,7 @@ _LONGEST = 4096
 
 
 class ClosingService:
-    """Completions for one tokenizer; safe from any thread."""
+    """Completions for one tokenizer; safe from any thread, and all of them are found on one of its own."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
@@ -38,16 +40,25 @@ class ClosingService:
         """End the thread."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def prepare(self, begin: MakeMask, masks: FutureMask) -> None:
-        """Find the way to the end on a thread that nobody else waits for; then the masks are there, or refused."""
+    def prepare(self, request: GenerationRequest, start: Callable[[], ClosableMask], masks: FutureMask) -> None:
+        """Find a way to the end on a thread that nobody else waits for; then the masks are there, or refused.
+
+        Whoever makes the masks later (the engine, on its step thread) searches for nothing.
+
+        Args:
+            request: with a guide that `check` has let in.
+            start: makes a mask at the beginning of the guide.
+            masks: gets the masks; InvalidRequest where no completion found fits into max_tokens, LimitExceeded where
+                none was found.
+        """
 
         def work() -> None:
             try:
-                begin()
+                make = self._closing(request, start)
             except Exception as error:  # whatever it is, it belongs to this request
                 masks.set_exception(error)
             else:
-                masks.set_result(begin)
+                masks.set_result(make)
 
         self._pool.submit(work)
 
@@ -71,16 +82,12 @@ class ClosingService:
                     "close the structure. Leave one of them out."
                 )
 
-    def close(self, request: GenerationRequest, mask: ClosableMask) -> ClosingMask:
-        """The mask with its budget.
-
-        Raises:
-            LimitExceeded: no completion was found that fits into max_tokens.
-        """
+    def _closing(self, request: GenerationRequest, start: Callable[[], ClosableMask]) -> MakeMask:
         assert request.guide is not None
         marker, max_tokens = request.guide.begin_after, request.sampling.max_tokens
         lead_in = self._tokenizer.encode(marker, add_special_tokens=False) if marker else []
-        completion = self._completion(request, mask, lead_in)
+        closer = self._closer = self._closer or self._make_closer()
+        completion = self._completion(request, closer, start, lead_in)
         if completion is None:
             raise LimitExceeded(
                 "guided_decoding_close: no completion of the structure was found in reasonable time. Simplify the "
@@ -91,26 +98,28 @@ class ClosingService:
                 f"guided_decoding_close: max_tokens is {max_tokens}, and the shortest answer found takes "
                 f"{len(completion)} tokens. Raise max_tokens, or leave guided_decoding_close out."
             )
-        assert self._closer is not None
-        return ClosingMask(
-            mask,
-            self._closer,
+        return lambda: ClosingMask(
+            start(),
+            closer,
             completion=completion,
             max_tokens=max_tokens,
             end_ids=request.end_ids,
             lead_in=lead_in,
         )
 
-    def _completion(self, request: GenerationRequest, mask: ClosableMask, lead_in: list[int]) -> list[int] | None:
+    def _completion(
+        self, request: GenerationRequest, closer: Closer, start: Callable[[], ClosableMask], lead_in: list[int]
+    ) -> list[int] | None:
         """From the beginning; what was found for a guide is remembered."""
         key = (request.guide, request.end_ids)
-        if key in self._known:  # always, on the step thread
+        if key in self._known:
+            self._known.move_to_end(key)
             return self._known[key]
-        if self._closer is None:
-            texts = [self._tokenizer.decode([i]) for i in range(self._tokenizer.vocab_size)]
-            self._closer = Closer(TokenOrder(texts), self._vocab_size)
-        found = self._closer.completion(mask, _LONGEST, request.end_ids, lead_in)
-        self._known[key] = found
+        found = self._known[key] = closer.completion(start(), _LONGEST, request.end_ids, lead_in)
         if len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)
         return found
+
+    def _make_closer(self) -> Closer:
+        texts = [self._tokenizer.decode([i]) for i in range(self._tokenizer.vocab_size)]
+        return Closer(TokenOrder(texts), self._vocab_size)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from python_backend.engine.masks import FutureMask
-    from python_backend.engine.protocols import TokenMask
+    from python_backend.guided.closing import ClosableMask
     from python_backend.guided.limits import GuideLimits
     from python_backend.request import GenerationRequest, Guide
     from python_backend.telemetry.families import MetricFactory
@@ -84,7 +84,7 @@ class GuideService:
             guide = compiled.result()
             request.warnings.extend(guide.warnings)
             if closing:
-                self._closing.prepare(lambda: self._begin(guide, request), masks)
+                self._closing.prepare(request, lambda: self._begin(guide, request), masks)
             else:
                 masks.set_result(lambda: self._begin(guide, request))
 
@@ -94,11 +94,10 @@ class GuideService:
         self._compiler.submit(request.guide).add_done_callback(ready)
         return masks
 
-    def _begin(self, ready: ReadyGuide, request: GenerationRequest) -> TokenMask:
+    def _begin(self, ready: ReadyGuide, request: GenerationRequest) -> ClosableMask:
         assert request.guide is not None
         matcher, marker = ready.guide.start(request.end_ids), request.guide.begin_after
-        mask = AfterMarker(matcher, marker, request.end_ids, self._decode) if marker else matcher
-        return self._closing.close(request, mask) if request.guide.close else mask
+        return AfterMarker(matcher, marker, request.end_ids, self._decode) if marker else matcher
 
     def _decode(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)

@@ -6,8 +6,10 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 
 from python_backend.errors import RequestError
+from python_backend.guided import xgrammar_library
 from python_backend.guided.backends import make_backend
 from python_backend.guided.guide import check_guide
 from python_backend.guided.limits import GuideLimits
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 VOCAB_SIZE = 512  # more than the tokenizer has, as models do
 END_ID = 2  # </s>
+NEEDS_XGRAMMAR = pytest.mark.skipif(not xgrammar_library.is_installed(), reason="make setup EXTRA=xgrammar")
+LIBRARIES = ["llguidance", pytest.param("xgrammar", marks=NEEDS_XGRAMMAR)]
 
 
 @cache

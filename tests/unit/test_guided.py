@@ -9,7 +9,7 @@ import pytest
 
 from python_backend.errors import EngineFailure, InvalidRequest, LimitExceeded, Unsupported
 from python_backend.guided.after_marker import AfterMarker
-from tests.unit.guided_helpers import END_ID, VOCAB_SIZE, accepts, allowed, compiled, tokenizer
+from tests.unit.guided_helpers import END_ID, LIBRARIES, VOCAB_SIZE, accepts, allowed, compiled, tokenizer
 
 PERSON = json.dumps(
     {
@@ -238,9 +238,10 @@ def test_forced_tokens_are_allowed_one_by_one_and_are_the_tokenizers_own(guide):
     assert num_forced or guide[0] == "ebnf_grammar"
 
 
-def test_rolling_back_gives_the_masks_of_before():
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_rolling_back_gives_the_masks_of_before(library):
     choose = random.Random(1)
-    matcher = compiled("json_schema", PERSON).start((END_ID,))
+    matcher = compiled("json_schema", PERSON, library=library).start((END_ID,))
     masks = []
     for _ in range(25):
         masks.append(allowed(matcher))
@@ -254,8 +255,9 @@ def test_rolling_back_gives_the_masks_of_before():
         matcher.rollback(1000)
 
 
-def test_a_token_that_breaks_the_structure_is_an_error_of_its_request():
-    matcher = compiled("choice", '["yes"]').start((END_ID,))
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_token_that_breaks_the_structure_is_an_error_of_its_request(library):
+    matcher = compiled("choice", '["yes"]', library=library).start((END_ID,))
     with pytest.raises(EngineFailure, match="breaks the structure"):
         matcher.accept(tokenizer().encode("n", add_special_tokens=False)[0])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from concurrent.futures import Future
 
 import numpy as np
@@ -11,16 +12,17 @@ import pytest
 
 from python_backend.errors import EngineFailure, InvalidRequest, Unsupported
 from python_backend.guided.after_marker import AfterMarker
+from python_backend.guided.backends import make_backend
 from python_backend.guided.closing import Closer, ClosingMask
 from python_backend.guided.completion import SearchLimits, TokenOrder, shortest_completion
 from python_backend.guided.guide import check_guide
-from python_backend.guided.llguidance_backend import LLGuidanceBackend
+from python_backend.guided.limits import GuideLimits
 from python_backend.request import GenerationRequest, Guide, SamplingParams
 from python_backend.text.tokenizer import Tokenizer
 from python_backend.triton.closing import ClosingService
 from tests.server.guided_cases import cases
 from tests.unit.engine_driver import make_request, running_engine
-from tests.unit.guided_helpers import END_ID, VOCAB_SIZE, allowed, compiled, tokenizer
+from tests.unit.guided_helpers import END_ID, LIBRARIES, VOCAB_SIZE, allowed, compiled, tokenizer
 from tests.unit.tiny_models import tiny_tokenizer
 
 ENDS = (END_ID,)
@@ -33,6 +35,11 @@ def closer() -> Closer:
 
 
 CLOSER = closer()
+
+
+@pytest.fixture(params=LIBRARIES)
+def library(request):
+    return request.param
 
 
 def schema(**entries):
@@ -70,12 +77,12 @@ def write(mask, max_tokens, rng, *, forcing=True):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_every_answer_that_was_let_in_is_valid_at_its_budget(seed):
+def test_every_answer_that_was_let_in_is_valid_at_its_budget(library, seed):
     rng = random.Random(seed)
     done = 0
     for case in cases(seed, 16):
         for max_tokens in (rng.randint(2, 12), rng.randint(12, 60), 150):
-            mask = start(case.kind, case.guide, max_tokens, whitespace=case.whitespace)
+            mask = start(case.kind, case.guide, max_tokens, whitespace=case.whitespace, library=library)
             if mask is None:
                 continue
             text, _ = write(mask, max_tokens, rng, forcing=rng.random() < 0.7)
@@ -114,33 +121,33 @@ def _children(state):
         ("ebnf_grammar", 'root ::= "(" root ")" | "x"'),
     ],
 )
-def test_the_shortest_completion_is_found_where_all_can_be_tried(kind, guide):
-    matcher = compiled(kind, guide).start(ENDS)
+def test_the_shortest_completion_is_found_where_all_can_be_tried(library, kind, guide):
+    matcher = compiled(kind, guide, library=library).start(ENDS)
     found = shortest_completion(matcher, 20, CLOSER.order, vocab_size=VOCAB_SIZE, end_ids=ENDS, limits=PATIENT)
     assert len(found) == shortest_by_trying_all(matcher, 4)
 
 
-def test_a_budget_with_room_leaves_every_choice_to_the_model():
-    mask = start("regex", "[a-z]{0,20}", 21)
+def test_a_budget_with_room_leaves_every_choice_to_the_model(library):
+    mask = start("regex", "[a-z]{0,20}", 21, library=library)
     text, overruled = write(mask, 21, random.Random(1))
     assert overruled == 0
     assert text.islower() or text == ""
 
 
-def test_the_model_may_use_the_whole_budget():
-    text, overruled = write(start("regex", '"[a-z]*"', 9), 9, random.Random(2))
+def test_the_model_may_use_the_whole_budget(library):
+    text, overruled = write(start("regex", '"[a-z]*"', 9, library=library), 9, random.Random(2))
     assert text[0] == text[-1] == '"'
     assert overruled == 1
     assert len(text) >= 9
 
 
-def test_an_end_is_forced_where_every_other_token_leads_too_far():
-    mask = start("regex", "(abcdefghijklmnopq)*", 3)
+def test_an_end_is_forced_where_every_other_token_leads_too_far(library):
+    mask = start("regex", "(abcdefghijklmnopq)*", 3, library=library)
     assert mask.settle(min(allowed(mask) - {END_ID})) == END_ID
 
 
-def test_what_cannot_be_complete_in_time_has_no_completion():
-    matcher = compiled("json_schema", schema(type="string", minLength=80)).start(ENDS)
+def test_what_cannot_be_complete_in_time_has_no_completion(library):
+    matcher = compiled("json_schema", schema(type="string", minLength=80), library=library).start(ENDS)
     assert CLOSER.completion(matcher, 10, ENDS, limits=PATIENT) is None
 
 
@@ -175,16 +182,16 @@ def test_forced_tokens_that_would_take_too_many_are_not_offered():
     assert closing(Wordy(), [9], 5).forced_tokens() == [7] * 5
 
 
-def test_a_token_that_was_not_settled_is_not_taken():
-    mask = start("regex", "[a-z]{0,20}", 10)
+def test_a_token_that_was_not_settled_is_not_taken(library):
+    mask = start("regex", "[a-z]{0,20}", 10, library=library)
     with pytest.raises(EngineFailure, match="was not settled"):
         mask.accept(40)
 
 
-def test_behind_a_marker_the_marker_is_written_in_time():
+def test_behind_a_marker_the_marker_is_written_in_time(library):
     marker = "</think>"
     lead_in = tokenizer().encode(marker, add_special_tokens=False)
-    matcher = compiled("choice", '["yes", "no"]').start(ENDS)
+    matcher = compiled("choice", '["yes", "no"]', library=library).start(ENDS)
     decode = tokenizer().decode
     guided = AfterMarker(matcher, marker, ENDS, lambda ids: decode(ids, skip_special_tokens=False))
     limit = len(lead_in) + 12
@@ -195,8 +202,8 @@ def test_behind_a_marker_the_marker_is_written_in_time():
     assert text.rpartition(marker)[2] in ("yes", "no")
 
 
-def test_a_twin_and_its_origin_go_their_own_ways():
-    matcher = compiled("regex", "[ab]{2}").start(ENDS)
+def test_a_twin_and_its_origin_go_their_own_ways(library):
+    matcher = compiled("regex", "[ab]{2}", library=library).start(ENDS)
     twin = matcher.fork()
     a = tokenizer().encode("a", add_special_tokens=False)[0]
     twin.accept(a)
@@ -218,13 +225,50 @@ NAME = schema(type="object", properties={"name": {"type": "string"}}, required=[
 CLOSED = Guide("json_schema", NAME, close=True)
 
 
-def test_a_request_that_cannot_be_complete_in_time_is_refused_with_what_it_takes():
-    service = ClosingService(tokenizer(), VOCAB_SIZE)
-    mask = compiled("json_schema", NAME).start(ENDS)
-    least = len(CLOSER.completion(mask, 99, ENDS))
+@pytest.fixture
+def service():
+    made = ClosingService(tokenizer(), VOCAB_SIZE)
+    yield made
+    made.stop()
+
+
+def prepared(service, sent, begin):
+    """What makes the masks, once the way to the end has been found."""
+    masks: Future = Future()
+    service.prepare(sent, begin, masks)
+    return masks.result(timeout=60)
+
+
+def test_a_request_that_cannot_be_complete_in_time_is_refused_with_what_it_takes(library, service):
+    guide = compiled("json_schema", NAME, library=library)
+    least = len(CLOSER.completion(guide.start(ENDS), 99, ENDS))
     with pytest.raises(InvalidRequest, match=f"max_tokens is {least - 1}, and the shortest answer found takes {least}"):
-        service.close(request(CLOSED, max_tokens=least - 1), mask)
-    assert service.close(request(CLOSED, max_tokens=least), mask).forced_tokens()
+        prepared(service, request(CLOSED, max_tokens=least - 1), lambda: guide.start(ENDS))
+    assert prepared(service, request(CLOSED, max_tokens=least), lambda: guide.start(ENDS))().forced_tokens()
+
+
+def test_whoever_makes_the_masks_searches_for_nothing_though_the_guide_was_forgotten(service, monkeypatch):
+    searching = []
+    search = Closer.completion
+
+    def watched(self, *arguments, **options):
+        searching.append(threading.current_thread().name)
+        return search(self, *arguments, **options)
+
+    monkeypatch.setattr(Closer, "completion", watched)
+    monkeypatch.setattr("python_backend.triton.closing._MAX_KNOWN", 2)
+    makers = []
+    for word in ("yes", "no", "maybe", "never", "yes"):
+        text = json.dumps([word, f"{word}, indeed"])
+        guide = compiled("choice", text)
+        sent = request(Guide("choice", text, close=True))
+        makers.append(prepared(service, sent, lambda guide=guide: guide.start(ENDS)))
+    assert len(searching) == 5  # "yes" twice: it had been forgotten
+    for make in makers:
+        for mask in (make(), make()):
+            assert allowed(mask)
+    assert len(searching) == 5
+    assert all(name.startswith("guide-closing") for name in searching)
 
 
 @pytest.mark.parametrize(
@@ -242,15 +286,17 @@ def test_what_may_forbid_the_closing_tokens_is_refused_by_name(options, words):
     ClosingService(tokenizer(), VOCAB_SIZE).check(request(CLOSED))
 
 
-@pytest.fixture(scope="module")
-def tiny():
+@pytest.fixture(scope="module", params=LIBRARIES)
+def tiny(request):
     """The compiled schema and the service for the vocabulary of the engine's tiny models."""
     fast = tiny_tokenizer(320)
-    backend = LLGuidanceBackend()
+    backend = make_backend(request.param, GuideLimits())
     backend.load_tokenizer(fast.to_str(), 320, ENDS)
     tokens = Tokenizer(fast)
     guide = backend.compile(backend.grammar(check_guide(Guide("json_schema", NAME))))
-    return guide, ClosingService(tokens, 320), tokens
+    service = ClosingService(tokens, 320)
+    yield guide, service, tokens
+    service.stop()
 
 
 @pytest.mark.parametrize("options", [{}, {"return_log_probs": True, "num_return_sequences": 3}])
@@ -260,7 +306,7 @@ def test_the_engine_ends_every_sample_with_a_complete_structure(tiny, max_tokens
     masks: Future = Future()
     sent = make_request("r", [5], end_ids=ENDS, max_tokens=max_tokens, temperature=1.0, top_p=1.0, seed=3, **options)
     sent.guide = CLOSED
-    masks.set_result(lambda: service.close(sent, guide.start(ENDS)))
+    service.prepare(sent, lambda: guide.start(ENDS), masks)
     with running_engine() as driver:
         driver.engine.submit(sent, masks)
         answer = driver.collect(1)["r"]

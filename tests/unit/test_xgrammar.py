@@ -14,12 +14,12 @@ from python_backend.guided.compiler import GuideCompiler
 from python_backend.guided.limits import GuideLimits
 from python_backend.request import Guide
 from tests.unit import guided_helpers
-from tests.unit.guided_helpers import END_ID, VOCAB_SIZE, allowed, tokenizer, write_tokenizer_json
+from tests.unit.guided_helpers import END_ID, NEEDS_XGRAMMAR, VOCAB_SIZE, allowed, tokenizer, write_tokenizer_json
 from tests.unit.small_tokenizers import fast_tokenizer_json
 from tests.unit.test_guided import ACCEPTED, ENUM, PERSON, REFUSED, SUM, TAG
 from tests.unit.test_guided_compiler import ANY_OF_4, MANY, chain
 
-pytestmark = pytest.mark.skipif(not xgrammar_library.is_installed(), reason="make setup EXTRA=xgrammar")
+pytestmark = NEEDS_XGRAMMAR
 WITHOUT = ("(?i)a(b|)",)  # regular expressions that XGrammar has no form for
 
 
@@ -210,24 +210,6 @@ def test_forced_tokens_are_allowed_one_by_one(guide):
                 break
             matcher.accept(choose.choice(options))
     assert num_forced or guide[0] in ("ebnf_grammar", "structural_tag")
-
-
-def test_rolling_back_gives_the_masks_of_before():
-    choose = random.Random(1)
-    matcher = start("json_schema", PERSON)
-    masks = []
-    for _ in range(25):
-        masks.append(allowed(matcher))
-        matcher.accept(choose.choice(sorted(masks[-1] - {END_ID})))
-    for count in (1, 3, 7):
-        matcher.rollback(count)
-        masks = masks[: len(masks) - count + 1]
-        assert allowed(matcher) == masks[-1]
-        matcher.accept(choose.choice(sorted(masks[-1] - {END_ID})))
-    with pytest.raises(EngineFailure, match="cannot go back by 1000"):
-        matcher.rollback(1000)
-    with pytest.raises(EngineFailure, match="breaks the structure"):
-        start("choice", '["yes"]').accept(tokenizer().encode("n", add_special_tokens=False)[0])
 
 
 @pytest.mark.parametrize(
