@@ -13,7 +13,7 @@ from pathlib import Path
 from python_backend.errors import BuildError, EnvironmentFault, StackError
 from python_backend.server import preflight, readiness, traces
 from python_backend.server.addresses import Addresses
-from python_backend.server.log_reader import LogReader, for_a_person, load_failures
+from python_backend.server.log_reader import LogReader, for_a_person, load_failures, unloaded_models
 from python_backend.server.triton_process import TritonProcess
 from python_backend.server.workspace import Workspace, sweep
 
@@ -21,6 +21,7 @@ _KEPT_LOGS = 10
 _PERIOD_S = 0.1
 _ONE_STOP_S = 1.0  # signals so close together are one: make and timeout pass on what the whole group got already
 _UNLOAD_S = 5.0
+_MORE_FAILURES_S = 0.5  # models that fail for the same reason do so at about the same time
 _EVERY_ANSWER = {"tensorrt_llm", "postprocessing"}  # no answer can go on without these
 
 
@@ -83,7 +84,7 @@ class Launcher:
                 patience_s = self._serve(server)
                 self._stop(server, patience_s)
             else:
-                self._stop(server, 0)
+                self._say("stopping")  # by the kill below: nobody was told to send requests, and Triton would load on
         finally:
             server.clean_up()
         return 0
@@ -129,11 +130,16 @@ class Launcher:
 
         prober = threading.Thread(target=probe, name="readiness", daemon=True)
         prober.start()
+        lost_since: float | None = None
         try:
             while prober.is_alive():
                 if self._asked_to_stop():
                     return False
                 self._check_alive(server)
+                if lost_since is None and load_failures(self._read_log()):
+                    lost_since = time.monotonic()
+                if lost_since is not None and time.monotonic() > lost_since + _MORE_FAILURES_S:
+                    self._check_loaded()
         finally:
             ended.set()
         if failures:
@@ -168,12 +174,18 @@ class Launcher:
             again = again or (got is not None and time.monotonic() > asked + _ONE_STOP_S)
             return again
 
+        living = server.living_models()
         idle = server.terminate(patience_s, forced)
         # An ensemble's request whose client has gone counts as running in Triton 2.51 for ever.
         deadline = time.monotonic() + (_UNLOAD_S if idle else self._options.exit_timeout_s + 5)
         while server.exit_code() is None and time.monotonic() < deadline:
-            if forced(_PERIOD_S):
+            if forced(_PERIOD_S) or self._all_unloaded(living):
                 server.kill()
+
+    def _all_unloaded(self, models: set[str]) -> bool:
+        """Whether Triton has only its next look at the clock to wait for, or for the end of a model that has ended."""
+        self._read_log()
+        return bool(models) and not traces.trace_options() and models <= unloaded_models(self._log_lines)
 
     def _asked_to_stop(self) -> int:
         """Waits a moment for a signal and gives its number, 0 for none; SIGHUP for a parent's end, if that counts."""
@@ -202,15 +214,18 @@ class Launcher:
         code = server.exit_code()
         if code is None:
             return
+        self._check_loaded()
+        errors = [text for text in map(for_a_person, self._log_lines) if text]
+        last = f" Its last error: {errors[-1]}." if errors else ""
+        raise BuildError(f"Triton ended by itself with exit code {code}.{last} Log: {_short(self._log.path)}")
+
+    def _check_loaded(self) -> None:
+        """Raises BuildError with every model that did not load; Triton itself would load all others and unload them."""
         self._read_log()
-        where = f"Log: {_short(self._log.path)}"
         failures = load_failures(self._log_lines)
         if failures:
             reasons = " ".join(f"Model {failure.model} did not load: {failure.reason}." for failure in failures)
-            raise BuildError(f"{reasons} {where}")
-        errors = [text for text in map(for_a_person, self._log_lines) if text]
-        last = f" Its last error: {errors[-1]}." if errors else ""
-        raise BuildError(f"Triton ended by itself with exit code {code}.{last} {where}")
+            raise BuildError(f"{reasons} Log: {_short(self._log.path)}")
 
     def _read_log(self) -> list[str]:
         lines = self._log.new_lines()

@@ -13,6 +13,13 @@ from pathlib import Path
 _LINE = re.compile(r'^(?P<level>[IWEF])\d{4} [\d:.]+ \d+ \S+\] "?(?P<text>.*?)"?$')
 _LOAD_FAILURE = re.compile(r"failed to load '(?P<model>[^']+)'(?: version \d+)?: (?P<reason>.*)", re.DOTALL)
 _POLL_FAILURE = re.compile(r"Poll failed for model directory '(?P<model>[^']+)': (?P<reason>.*)", re.DOTALL)
+_MISFIT = re.compile(r"Invalid argument: in ensemble (?P<model>[^,]+), (?P<reason>.*)", re.DOTALL)
+_WITHOUT_STEP = re.compile(
+    r"Invalid argument: ensemble (?P<model>\S+) (?P<reason>contains models that are not .*)", re.DOTALL
+)
+_FAILURES = (_LOAD_FAILURE, _POLL_FAILURE, _MISFIT, _WITHOUT_STEP)
+_CONSEQUENCES = ("depends on", "contains models that are not available")  # of another model's failure, if there is one
+_UNLOADED = re.compile(r"successfully unloaded '(?P<model>[^']+)'")
 _STATUS_CODE = re.compile(r"^(Internal|Invalid argument|Not found|Unavailable|Unsupported|Unknown|Already exists): ")
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*(Exception|Error)): (?!$)")
 
@@ -72,14 +79,20 @@ def load_failures(lines: list[str]) -> list[LoadFailure]:
         found = _LINE.match(line)
         if found is None or found["level"] not in "EF":
             continue
-        match = _LOAD_FAILURE.search(found["text"]) or _POLL_FAILURE.search(found["text"])
+        match = next(filter(None, (pattern.search(found["text"]) for pattern in _FAILURES)), None)
         if match:
             reason = match["reason"].strip()
             if not reason or reason.endswith(":"):  # the message goes on in the next line
                 reason = f"{reason} {_continued(lines[at + 1 :])}"
             failures.setdefault(match["model"], LoadFailure(match["model"], _plain(reason)))
-    causes = [failure for failure in failures.values() if "depends on" not in failure.reason]
+    causes = [failure for failure in failures.values() if not any(text in failure.reason for text in _CONSEQUENCES)]
     return causes or list(failures.values())
+
+
+def unloaded_models(lines: list[str]) -> set[str]:
+    """Models that Triton has let go, with the processes that they had."""
+    found = (_UNLOADED.search(line) for line in lines)
+    return {match["model"] for match in found if match}
 
 
 def _continued(lines: list[str]) -> str:

@@ -58,6 +58,10 @@ class TritonProcess:
         """From now on `ended_models` says which have ended; all must be loaded."""
         self._stubs = stubs_of(self._server.pid)
 
+    def living_models(self) -> set[str]:
+        """Models all of whose processes live, of those that `watch_models` has seen."""
+        return {stub.model for stub in self._stubs} - self.ended_models()
+
     def ended_models(self) -> set[str]:
         """Models one of whose processes has ended since `watch_models`."""
         return {stub.model for stub in self._stubs if not stub.lives()}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from python_backend.server.log_reader import LoadFailure, LogReader, for_a_person, load_failures
+from python_backend.server.log_reader import LoadFailure, LogReader, for_a_person, load_failures, unloaded_models
 
 _AT = "1201 12:49:05.156118 22715"
 
@@ -60,6 +60,31 @@ def test_an_unusable_configuration_is_a_load_failure() -> None:
         " ensemble ensemble' is not used\""
     )
     assert load_failures([line])[0].model == "ensemble"
+
+
+def test_an_ensemble_that_does_not_fit_its_steps_is_a_load_failure() -> None:
+    line = (
+        f'E{_AT} model_repository_manager.cc:703] "Invalid argument: in ensemble chat, ensemble tensor text_input is'
+        ' mapping to non-existing input NO_INPUT in model preprocessing"'
+    )
+    reason = "ensemble tensor text_input is mapping to non-existing input NO_INPUT in model preprocessing"
+    assert load_failures([line]) == [LoadFailure("chat", reason)]
+
+
+def test_an_ensemble_without_one_of_its_steps_is_a_load_failure_unless_the_step_is_one() -> None:
+    step = f"E{_AT} model_repository_manager.cc:1460] \"Poll failed for model directory 'post': broken\""
+    ensemble = (
+        f'E{_AT} model_repository_manager.cc:703] "Invalid argument: ensemble chat contains models that are not'
+        ' available or ambiguous: post"'
+    )
+    assert load_failures([ensemble])[0].model == "chat"
+    assert load_failures([step, ensemble]) == [LoadFailure("post", "broken")]
+
+
+def test_a_model_is_unloaded_when_triton_says_so_and_not_before() -> None:
+    loaded = f"I{_AT} model_lifecycle.cc:839] \"successfully loaded 'a'\""
+    assert unloaded_models([loaded, "All models are stopped, unloading models"]) == set()
+    assert unloaded_models([loaded, f"I{_AT} model_lifecycle.cc:624] \"successfully unloaded 'a' version 1\""]) == {"a"}
 
 
 def test_lines_are_read_once_and_only_when_they_are_whole(tmp_path: Path) -> None:
