@@ -23,7 +23,7 @@ import openvino.opset15 as ops
 from openvino import PartialShape, Type
 
 from python_backend.engine.adapter_rows import AdaptedLinears
-from python_backend.engine.weights import BF16, Weight
+from python_backend.engine.weights import Weight
 
 if TYPE_CHECKING:
     from python_backend.engine.adapter_rows import Adaptable
@@ -116,8 +116,7 @@ class DecoderGraph:
             return ops.constant(weight.float32())
         if self.storage == "int8":
             return ops.multiply(ops.convert(ops.constant(weight.values), "f32"), ops.constant(weight.scale))
-        values = weight.values if weight.values.dtype == BF16 else weight.float32().astype(BF16)
-        return ops.convert(ops.constant(self._shared(values.view(np.uint16), Type.bf16)), "f32")
+        return ops.convert(ops.constant(self._shared(weight.bfloat16().view(np.uint16), Type.bf16)), "f32")
 
     def _shared(self, values: np.ndarray, kind: Any) -> ov.Tensor:
         raw = np.ascontiguousarray(values)

@@ -77,7 +77,7 @@ class ModelRunner:
 
     def _compile(self, checkpoint_dir: Path, config: EngineConfig, adapters: Adaptable | None) -> list[SizedGraph]:
         weights = (Int8Weights if config.precision == "fast" else Weights)(checkpoint_dir)
-        with ThreadPoolExecutor(1) as compiler:  # compiles one graph while the next one is built
+        with ThreadPoolExecutor(2) as compiler:  # compiles one graph while the next one is built, and both side by side
             jobs = []
             for variant in VARIANTS[config.precision]:
                 graph = DecoderGraph(self.model_config, weights, variant.storage, adapters)

@@ -49,14 +49,39 @@ class Weight:
 
     def int8(self) -> Weight:
         """The matrix on a grid of 8 bits, one step per row: amax of the row / 127."""
-        values = self.float32()
-        scale = np.maximum(np.abs(values).max(1, keepdims=True), 1e-12) / 127
-        return Weight(np.rint(values / scale).astype(np.int8), scale)
+        codes = np.empty(self.values.shape, np.int8)
+        scale = np.empty((len(codes), 1), np.float32)
+        for rows in _blocks(len(codes)):
+            values = self._float32(rows)
+            amax = np.maximum(values.max(1, keepdims=True), -values.min(1, keepdims=True))
+            scale[rows] = np.maximum(amax, 1e-12) / 127
+            values /= scale[rows]
+            codes[rows] = np.rint(values, out=values)
+        return Weight(codes, scale)
+
+    def bfloat16(self) -> np.ndarray:
+        """The matrix as it is meant, rounded to bfloat16 [out, in]."""
+        if self.values.dtype == BF16:
+            return self.values
+        rounded = np.empty(self.values.shape, BF16)
+        for rows in _blocks(len(rounded)):
+            rounded[rows] = self._float32(rows)
+        return rounded
 
     def float32(self) -> np.ndarray:
         """The matrix as it is meant, float32 [out, in]."""
-        values = self.values.astype(np.float32)
-        return values if self.scale is None else values * self.scale
+        return self._float32(slice(None))
+
+    def _float32(self, rows: slice) -> np.ndarray:
+        values = self.values[rows].astype(np.float32)
+        if self.scale is not None:
+            values *= self.scale[rows]
+        return values
+
+
+def _blocks(rows: int, size: int = 256) -> list[slice]:
+    """Rows by the block: what one pass over a block has written is still in the cache for the next one."""
+    return [slice(start, start + size) for start in range(0, rows, size)]
 
 
 class Weights:
