@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from build_engines.progress import Progress
 
 E4M3_MAX = 448.0  # the largest finite value of float8_e4m3fn
+_PATTERNS = np.arange(2**16, dtype=np.uint16)  # every value of a type of two bytes
 _TEXT_SUFFIXES = (".json", ".jinja")
 _NOT_COPIED = ("config.json", "model.safetensors.index.json")
 # Linears that a GPU fuses into one matrix product, which has one scale for all of its rows.
@@ -59,6 +60,10 @@ def write_fp8_checkpoint(source: Checkpoint, amax: dict[str, float], directory: 
 
 def to_e4m3(values: NDArray[Any], scale: float) -> NDArray[Any]:
     """float8_e4m3fn nearest to `values / scale`; what lies outside the range becomes its largest value."""
+    if values.dtype.itemsize == 2 and values.size > 2 * _PATTERNS.size:  # looking up is four times as fast as rounding
+        with np.errstate(over="ignore", invalid="ignore"):  # of patterns that need not be among the values
+            table = to_e4m3(_PATTERNS.view(values.dtype), scale)
+        return np.take(table.view(np.uint8), values.view(np.uint16)).view(table.dtype)
     scaled = np.clip(values.astype(np.float32) / np.float32(scale), -E4M3_MAX, E4M3_MAX)
     return scaled.astype(ml_dtypes.float8_e4m3fn)
 

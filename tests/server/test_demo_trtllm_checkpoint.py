@@ -12,17 +12,18 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from build_engines.build import Build
 from build_engines.checkpoint import Checkpoint
 from build_engines.progress import Silent
 from build_engines.quantize import write_fp8_checkpoint
-from build_engines.sources.model_source import ModelSource
 from build_engines.spec import load_spec
 from build_engines.trtllm.checkpoint_writer import write_trtllm_checkpoint
 from build_engines.trtllm.mapping import Mapping
+from tests.server.launched import ROOT
 from tests.unit.test_trtllm_checkpoint import save
 from tests.unit.trtllm_reader import logits, merge, read_file
 
-SPEC = Path(__file__).parents[2] / "build_engines" / "specs" / "smollm2-135m.yaml"
+SPEC = ROOT / "build_engines" / "specs" / "smollm2-135m.yaml"
 TEXT = "Water boils at one hundred degrees, and it freezes at"
 
 
@@ -30,8 +31,7 @@ TEXT = "Water boils at one hundred degrees, and it freezes at"
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model in Hugging Face's layout and, beside it, in FP8."""
     place = tmp_path_factory.mktemp("demo")
-    (place / "hf").mkdir()
-    ModelSource.of(load_spec(SPEC)).write(place / "hf", Silent())
+    (place / "hf").symlink_to(Build(load_spec(SPEC), ROOT / "engines", Silent()).run().root / "checkpoint")
     quantized(place / "hf", place / "fp8")
     return place
 

@@ -137,6 +137,18 @@ def test_values_outside_the_range_become_the_largest_and_never_nan() -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16], ids=["bf16", "f16"])
+@pytest.mark.parametrize("scale", [0.00037, 1.0, 3.0])
+def test_many_values_are_rounded_as_few_are(dtype: type, scale: float) -> None:
+    every = np.arange(2**16, dtype=np.uint16).view(dtype)
+    many = np.random.default_rng(1).permutation(np.tile(every, 4)).reshape(512, 512)
+    with np.errstate(all="ignore"):  # NaN and infinity are among them
+        one_by_one = np.concatenate([to_e4m3(part, scale) for part in many])
+    found = to_e4m3(many, scale)
+    assert found.shape == many.shape
+    np.testing.assert_array_equal(found.view(np.uint8), one_by_one.reshape(many.shape).view(np.uint8))
+
+
 def test_the_gate_passes_under_the_limit_and_stops_over_it() -> None:
     Quality("t", 100, 20.0, 20.2, 20.9, max_increase=0.05).check()
     Quality("t", 100, 20.0, 19.0, 19.5, max_increase=0.05).check()
