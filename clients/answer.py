@@ -63,11 +63,10 @@ class Answer:
         return chunk
 
     def _keep(self, chunk: Chunk) -> None:
+        if self._repeats and chunk.texts:
+            self._sequences.clear()  # there may be fewer beams than before
         for beam, text in enumerate(chunk.texts):
             sequence = self._sequences.setdefault(chunk.sequence_index + beam, _Sequence())
-            if self._repeats:
-                sequence.parts.clear()
-                sequence.logprobs.clear()
             sequence.parts.append(text)
             if beam < len(chunk.finish_reasons):
                 sequence.finish_reason = chunk.finish_reasons[beam]
@@ -94,9 +93,9 @@ class Answer:
 
     @property
     def has_every_finish_reason(self) -> bool:
-        """Whether each sequence asked for has said why it ended."""
+        """Whether each sequence has said why it ended; beams come together, and may be fewer than asked for."""
         reasons = [sequence.finish_reason for sequence in self._sequences.values()]
-        return len(reasons) >= self._expected and all(reasons)
+        return len(reasons) >= (1 if self._repeats else self._expected) and all(reasons)
 
     def finish(self, *, complete: bool) -> None:
         """Judge the end of the answer; `complete` is whether the transport saw its last response.

@@ -93,7 +93,7 @@ class EngineCore:
     def admit_masked(self) -> None:
         """Queue the requests whose masks have come."""
         for state, masks in self.mask_queue.pop_ready():
-            error = attach_masks(state, masks)
+            error = attach_masks(state, masks, self.masks)
             if error is None:
                 self._enqueue(state)
             else:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from python_backend.engine.protocols import BudgetMask
-from python_backend.errors import EngineFailure, RequestError
+from python_backend.engine.protocols import BudgetMask, ForkableMask
+from python_backend.errors import EngineFailure, RequestError, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,19 +94,28 @@ def after(graphs: Future[Any], masks: FutureMask | None) -> FutureMask | None:
     return both
 
 
-def attach_masks(state: RequestState, masks: FutureMask) -> RequestError | None:
-    """Give each sequence of a request its mask; the error when there is none to give."""
+def attach_masks(state: RequestState, masks: FutureMask, filler: MaskFiller) -> RequestError | None:
+    """Give each sequence of a request, or its beam search, a mask; the error when there is none to give."""
     failure = masks.exception()
     if failure is not None:
         return failure if isinstance(failure, RequestError) else EngineFailure(f"The guide failed: {failure}")
     try:
         for group in state.groups:
+            if group.beams is not None:
+                group.beams.constrain(_forkable(masks.result()()), filler.fill_one)
+                continue
             for sequence in group.sequences:
                 sequence.mask = masks.result()()
                 sequence.budget = sequence.mask if isinstance(sequence.mask, BudgetMask) else None
     except RequestError as error:
         return error
     return None
+
+
+def _forkable(mask: TokenMask | None) -> ForkableMask | None:
+    if mask is None or isinstance(mask, ForkableMask):
+        return mask
+    raise Unsupported(f"Beams need a mask that can be forked; {type(mask).__name__} cannot.")
 
 
 @dataclass(slots=True)
@@ -131,7 +140,7 @@ class MaskFiller:
             RequestError: that cannot be found out.
         """
         bitmask = np.full(self._num_words, -1, np.int32)
-        mask.fill(bitmask)
+        self._fill(mask, bitmask)
         return bitmask
 
     def fill(self, sequences: list[Sequence]) -> StepMasks:
@@ -143,13 +152,18 @@ class MaskFiller:
         for row, sequence in enumerate(sequences):
             if sequence.mask is None:
                 continue
-            started = time.perf_counter()
             try:
-                sequence.mask.fill(found.bitmasks[row])
+                self._fill(sequence.mask, found.bitmasks[row])
             except RequestError as error:
                 found.errors[row] = error
-            self.times_s.append(time.perf_counter() - started)
         return found
+
+    def _fill(self, mask: TokenMask, bitmask: np.ndarray) -> None:
+        started = time.perf_counter()
+        try:
+            mask.fill(bitmask)
+        finally:
+            self.times_s.append(time.perf_counter() - started)
 
 
 def _seconds_left(state: RequestState, now: float) -> float:

@@ -67,6 +67,14 @@ class TokenMask(Protocol):
 
 
 @runtime_checkable
+class ForkableMask(TokenMask, Protocol):
+    """A mask that beams can share until they part."""
+
+    def fork(self) -> ForkableMask:
+        """An independent twin in the same state."""
+
+
+@runtime_checkable
 class BudgetMask(TokenMask, Protocol):
     """A mask that sees to it that the text is complete before the tokens run out."""
 

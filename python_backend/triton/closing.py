@@ -66,8 +66,13 @@ class ClosingService:
         """Refuse what could forbid the tokens that close.
 
         Raises:
-            Unsupported: the request has bad words, no_repeat_ngram_size, a bias of -inf, or no end id.
+            Unsupported: the request has bad words, no_repeat_ngram_size, a bias of -inf, no end id, or beams.
         """
+        if (width := request.sampling.beam_width) > 1:
+            raise Unsupported(
+                f"beam_width is {width}; a request with guided_decoding_close is served with 1 only. "
+                "Ask for samples with num_return_sequences, or leave guided_decoding_close out."
+            )
         bias = request.embedding_bias
         reasons = {
             "bad_words": bool(request.bad_words),

@@ -54,7 +54,7 @@ HONOURED: dict[str, str] = {
     "stop": "cancels the requests in flight with this request id",
     "streaming": "one response for every step with new tokens; needs a decoupled model",
     "prompt_table_extra_ids": "only zeros, which preprocessing sends for prompts without a prompt table",
-    "guided_decoding_guide_type": "json, json_schema, regex, ebnf_grammar, choice or structural_tag; beam_width 1 only",
+    "guided_decoding_guide_type": "json, json_schema, regex, ebnf_grammar, choice or structural_tag",
     "guided_decoding_guide": "the structure, as docs/guided.md has it; none for json",
     "guided_decoding_strict": "true: refuse what cannot be enforced; false: say so in `warnings`",
     "guided_decoding_whitespace": "between the parts of JSON: single (default), compact or free",

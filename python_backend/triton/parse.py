@@ -119,9 +119,9 @@ def _guide(fields: Fields, row: int, sampling: SamplingParams) -> Guide | None:
             raise InvalidRequest("guided_decoding_guide was sent without guided_decoding_guide_type; send both.")
         return None
     check_kind(kind[0])
-    if sampling.beam_width > 1:
+    if calls and sampling.beam_width > 1:
         raise Unsupported(
-            f"beam_width is {sampling.beam_width}; a request with guided_decoding_guide_type is served with 1 only. "
+            f"beam_width is {sampling.beam_width}; a request with tools is served with 1 only. "
             "Ask for samples with num_return_sequences."
         )
     whitespace = fields.texts("guided_decoding_whitespace", row) or ["single"]

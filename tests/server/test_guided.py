@@ -162,9 +162,20 @@ def test_a_guide_may_begin_behind_a_marker(client):
     assert answer.finish_reason == "stop"
 
 
-def test_beams_and_guides_are_refused_together_by_name(client):
-    with pytest.raises(ClientError, match="beam_width is 2; a request with guided_decoding_guide_type"):
-        client.generate("Hello", beam_width=2, **PERSON)
+def test_every_beam_follows_the_structure_by_itself(client):
+    answer = client.generate("A person:", max_tokens=60, beam_width=3, return_log_probs=True, **PERSON)
+    assert [sequence.finish_reason for sequence in answer.sequences] == ["stop"] * 3
+    assert [judge_json(SCHEMA)(sequence.text) for sequence in answer.sequences] == [None] * 3
+    assert len({sequence.text for sequence in answer.sequences}) == 3
+    choice = {"guided_decoding_guide_type": "choice", "guided_decoding_guide": '["yes", "no"]'}
+    with client.stream("Yes or no?", max_tokens=9, beam_width=4, **choice) as stream:
+        assert list(stream)
+    # "yes" is one token, or two: another beam.
+    assert {sequence.text for sequence in stream.result.sequences} == {"yes", "no"}
+    with pytest.raises(
+        ClientError, match="beam_width is 2; a request with guided_decoding_close is served with 1 only"
+    ):
+        client.generate("Hello", beam_width=2, guided_decoding_close=True, **PERSON)
 
 
 def test_hostile_guides_do_not_hold_up_a_stream_beside_them(client):

@@ -81,6 +81,15 @@ def test_every_kind_of_answer_sampled_from_a_random_model_holds(client, kind, gu
         assert kind != "ebnf_grammar" or answer.text.count("(") == answer.text.count(")")
 
 
+def test_every_beam_holds(client):
+    answer = client.generate(
+        "Hello", max_tokens=120, beam_width=3, num_return_sequences=3,
+        guided_decoding_guide_type="json_schema", guided_decoding_guide=json.dumps(SCHEMA),
+    )  # fmt: skip
+    assert [judge_json(SCHEMA)(sequence.text) for sequence in answer.sequences] == [None] * 3
+    assert len({sequence.text for sequence in answer.sequences}) == 3
+
+
 @pytest.mark.parametrize(
     ("kind", "guide", "words"),
     [

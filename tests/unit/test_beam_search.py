@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from python_backend.engine.beam_search import BeamSearch, Hypothesis
+from python_backend.engine.beam import Hypothesis
+from python_backend.engine.beam_search import BeamSearch
 from python_backend.errors import EngineFailure
 from tests.unit.sampling_helpers import make_sequence
 

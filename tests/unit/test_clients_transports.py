@@ -178,6 +178,16 @@ def test_beams_come_whole_in_every_response(kind: str, server: FakeServer) -> No
 
 
 @EVERY_CLIENT
+def test_beams_may_become_fewer(kind: str, server: FakeServer) -> None:
+    server.scripts["hi"] = [
+        Step("send", {"text_output": ["a", "b", "c"]}),
+        Step("send", {"text_output": ["ad"], "finish_reason": ["stop"]}, final=True),
+    ]
+    _, result = stream(kind, server, "hi", beam_width=3)
+    assert [(s.text, s.finish_reason) for s in result.sequences] == [("ad", "stop")]
+
+
+@EVERY_CLIENT
 def test_log_probs_are_typed(kind: str, server: FakeServer) -> None:
     entry = {
         "token": " a",

@@ -215,8 +215,11 @@ def test_a_twin_and_its_origin_go_their_own_ways(library):
     assert bitmask.any()
 
 
+SAMPLING = ("max_tokens", "no_repeat_ngram_size", "beam_width", "num_return_sequences")
+
+
 def request(guide, **options):
-    sampling = {name: options.pop(name) for name in ("max_tokens", "no_repeat_ngram_size") if name in options}
+    sampling = {name: options.pop(name) for name in SAMPLING if name in options}
     options.setdefault("end_ids", ENDS)
     return GenerationRequest("r", [5], SamplingParams(**{"max_tokens": 40, **sampling}), guide=guide, **options)
 
@@ -284,6 +287,12 @@ def test_what_may_forbid_the_closing_tokens_is_refused_by_name(options, words):
     with pytest.raises(Unsupported, match=f"together with {words}"):
         ClosingService(tokenizer(), VOCAB_SIZE).check(request(CLOSED, **options))
     ClosingService(tokenizer(), VOCAB_SIZE).check(request(CLOSED))
+
+
+def test_closing_is_not_served_with_beams():
+    sent = request(CLOSED, beam_width=2, num_return_sequences=2)
+    with pytest.raises(Unsupported, match="beam_width is 2; a request with guided_decoding_close"):
+        ClosingService(tokenizer(), VOCAB_SIZE).check(sent)
 
 
 @pytest.fixture(scope="module", params=LIBRARIES)
