@@ -190,7 +190,7 @@ class _Parser:
                 while self._take() != ">":
                     pass
             elif kind != ":":
-                raise PatternProblem(f"(?{kind}")
+                raise PatternProblem(f"(?{kind}, which begins a look-around or sets a flag")
         texts = [branch.text for branch in self._branches(top=False)]
         if self._take() != ")":
             raise PatternProblem("a ( without )")
