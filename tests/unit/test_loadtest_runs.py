@@ -26,7 +26,7 @@ from loadtests.errors import UsageFault
 from tests.unit.paced_server import PacedServer
 
 ROOT = Path(__file__).parents[2]
-SHORT = ["--warmup-s", "0.5", "--window-s", "1.5"]
+SHORT = ["--quick", "--warmup-s", "0.5", "--window-s", "1.5"]  # a window ends with 8 answers, else with 20
 
 
 def command(server: PacedServer | None, out: Path, *options: str) -> list[str]:
@@ -53,7 +53,8 @@ def requests(out: Path) -> list[dict[str, str]]:
 
 def test_the_figures_are_those_of_the_server(tmp_path: Path) -> None:
     with PacedServer(ttft_s=0.1, tpot_s=0.01) as server:
-        done = run(server, tmp_path, *SHORT, "--ladder", "1,4", "--users", "4", "--transport", "http-stream")
+        chosen = [*SHORT, "--window-s", "4", "--ladder", "1,4", "--users", "4", "--transport", "http-stream"]
+        done = run(server, tmp_path, *chosen)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "It holds 4 users within the SLO chat, the highest load tried." in done.stdout
     assert "about 1 min" in done.stderr, "how long it takes is said first"
@@ -78,7 +79,7 @@ def test_the_figures_are_those_of_the_server(tmp_path: Path) -> None:
 def test_a_miss_is_exit_code_1_and_says_what_and_by_how_much(tmp_path: Path) -> None:
     """Every fifth request ends with an error after three tokens: a failure, whatever came before."""
     with PacedServer(ttft_s=0.02, tpot_s=0.1, failing=5) as server:
-        done = run(server, tmp_path, "--warmup-s", "1", "--window-s", "4", "--ladder", "4", "--workload", "code")
+        done = run(server, tmp_path, *SHORT, "--window-s", "4", "--ladder", "4", "--workload", "code")
     assert done.returncode == 1
     assert re.search(r"Required: 4 users\. Missed: TPOT p95 1\d\d ms, 1\d\d % over 50 ms\.", done.stdout), done.stdout
     assert re.search(r"Required: 4 users\. Missed: errors [\d.]+ %, \d+ % over 0\.1 %\.", done.stdout), done.stdout
