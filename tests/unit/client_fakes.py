@@ -203,6 +203,7 @@ def _response(request_id: str, outputs: dict[str, Any], *, final: bool, raw: boo
 def _handler(server: FakeServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # as Triton: else a body waits 40 ms for the receipt of its head
 
         def log_message(self, *_: Any) -> None:
             pass
