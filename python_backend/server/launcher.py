@@ -125,6 +125,7 @@ class Launcher:
             try:
                 if readiness.wait_until_loaded(addresses, lambda: not ended.is_set()):
                     readiness.check_request(addresses, self._options.model)
+                    readiness.wait_until_healthy(addresses, lambda: not ended.is_set())
             except StackError as error:
                 failures.append(error)
 

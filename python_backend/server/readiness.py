@@ -46,6 +46,34 @@ def check_request(addresses: Addresses, model: str, timeout_s: float = 120.0) ->
         _wait_until_it_listens(addresses.host, name, port)
 
 
+def wait_until_healthy(addresses: Addresses, keep_waiting: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    """Waits for a yes of the model `health`, so that a probe agrees with READY; a repository may be without it.
+
+    Raises:
+        BuildError: it goes on saying no; the message holds its reason.
+    """
+    deadline = time.monotonic() + timeout_s
+    while keep_waiting():
+        status, body = _ask_health(addresses)
+        if status != 503:  # 200; or 400, 404: there is no such model
+            return
+        if time.monotonic() > deadline:
+            raise BuildError(f"model health has not said yes for {timeout_s:.0f} s: {_message(body)}")
+        time.sleep(0.01)
+
+
+def _ask_health(addresses: Addresses) -> tuple[int, str]:
+    connection = http.client.HTTPConnection(addresses.host, addresses.http, timeout=30)
+    try:
+        connection.request("POST", "/v2/models/health/infer", json.dumps({"inputs": []}))
+        response = connection.getresponse()
+        return response.status, response.read().decode(errors="replace")
+    except OSError as error:
+        raise BuildError(f"model health did not answer: {error}.") from None
+    finally:
+        connection.close()
+
+
 def _wait_until_it_listens(host: str, name: str, port: int, timeout_s: float = 5) -> None:
     """Triton opens its ports one after the other, metrics last: the first answer may come before that."""
     deadline = time.monotonic() + timeout_s

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from python_backend.errors import BuildError, InvalidRequest, NotFound, Unsupported
 from python_backend.lora.cache import AdapterCache
+from python_backend.lora.choice import refuse_name_with_tensors
 from python_backend.lora.prefetch import read_prefetched
 from python_backend.lora.rows import from_rows
 from python_backend.telemetry.adapters import AdapterMetrics
@@ -113,9 +114,7 @@ class AdapterService:
         weights, config = fields.row("lora_weights", row), fields.row("lora_config", row)
         if names:
             if task_id is not None or weights is not None or config is not None:
-                raise InvalidRequest(
-                    "lora_name was sent with lora_task_id, lora_weights or lora_config; send only one."
-                )
+                raise refuse_name_with_tensors()
             entry = self._registry.find(names[0])
             return _Lease(self._registered(entry), entry.name)
         if task_id is None:

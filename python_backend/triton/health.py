@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 
 HEALTH = "health"  # request parameter of a `stop` request: answer whether the engine serves
 PERIOD_S = 1.0
+LOADING_PERIOD_S = 0.05  # until all was well once: the other models are still being loaded
 ANSWER_S = 10.0  # a model that takes longer for a question hangs
 _DEAD = "is not healthy"  # Triton 2.51 of a model whose process has ended; it never starts it again
+_NOT_LOADED = ("unknown model", "not at ready state")  # Triton 2.51 of a model that is still being loaded
 _NOT_SERVING = "the engine does not serve: "
 _ROUNDS_OF_DEATH = 2
 
@@ -101,7 +103,7 @@ class TritonPythonModel:
         self._closing = False
         labels = {"model": args["model_name"], "version": args["model_version"]}
         self._prober = Prober(_ask, HealthMetrics(pb_utils.MetricFamily, labels).set, _end_server)
-        self._poller = Poller("health", PERIOD_S, self._round)
+        self._poller = Poller("health", PERIOD_S, self._round, until=self._well, eager_s=LOADING_PERIOD_S)
         self._poller.start()
         ShutdownWatcher(self._close).start()
 
@@ -119,6 +121,9 @@ class TritonPythonModel:
     def _round(self) -> None:
         if not self._closing:
             self._prober.round()
+
+    def _well(self) -> bool:
+        return self._prober.reason() is None
 
     def _close(self) -> None:
         self._closing = True
@@ -143,7 +148,9 @@ def _ask(part: str) -> str | None:
         if response.has_error():
             text = str(response.error().message())
             # A model that is busy, or refuses the question, lives. BLS gives every error the code INTERNAL.
-            if _NOT_SERVING in text or _DEAD in text or text.startswith(pb.INTERNAL_ERROR):
+            if any(words in text for words in (_NOT_SERVING, _DEAD, *_NOT_LOADED)) or text.startswith(
+                pb.INTERNAL_ERROR
+            ):
                 return text.partition(_NOT_SERVING)[2] or text
     return None
 

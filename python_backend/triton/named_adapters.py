@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from python_backend.errors import BuildError, InvalidRequest, Overloaded
+from python_backend.lora.choice import refuse_name_with_tensors
 from python_backend.lora.compiled import CompiledEngine
 from python_backend.lora.rows import to_rows
 from python_backend.triton import pb
@@ -92,9 +93,7 @@ class NamedAdapters:
         names = {name for row in pb.read_texts(tensors, "LORA_NAME") or [] for name in row}
         if any(names):
             if own:
-                raise InvalidRequest(
-                    "lora_name was sent with lora_task_id, lora_weights or lora_config; send only one."
-                )
+                raise refuse_name_with_tensors()
             if len(names) > 1:
                 raise InvalidRequest(
                     f"lora_name differs between the prompts of a request ({', '.join(map(repr, sorted(names)))}); with "

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.server.faulty import health
 from tests.server.launched import LaunchedServer, ServerAddresses, assert_nothing_left
 from tests.server.tiny_repository import write_tiny_repository
 
@@ -42,6 +43,7 @@ def test_second_start_is_ready_and_its_time_is_printed(
     launched = LaunchedServer()  # all is built: the fixture has seen to it
     addresses = launched.wait_ready()
     seconds = time.monotonic() - launched.started
+    assert health(addresses) == (200, "")  # a probe agrees with READY at once
     with capsys.disabled():
         print(f"\nsecond start: READY after {seconds:.1f} s (another server runs beside it)")
     assert generate(addresses.http, "Hello").strip()

@@ -212,3 +212,15 @@ def test_a_poller_goes_on_after_a_failure_and_calls_once_more_at_the_end():
     poller.stop()
     assert before >= 3
     assert len(calls) > before
+
+
+def test_a_poller_that_waits_for_something_is_eager_until_it_is_there():
+    calls: list[float] = []
+    poller = Poller("test", 3600, lambda: calls.append(time.monotonic()), until=lambda: len(calls) >= 3, eager_s=0.005)
+    poller.start()
+    deadline = time.monotonic() + 5
+    while len(calls) < 3 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    time.sleep(0.1)  # twenty more if it were still eager
+    assert len(calls) == 3
+    poller.stop()
