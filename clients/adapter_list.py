@@ -11,6 +11,7 @@ from typing import Any
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
+from clients.errors import unreachable
 from clients.grpc_client import DEFAULT_URL
 
 OK, NO_ADAPTERS, NO_SERVER = 0, 1, 3
@@ -38,12 +39,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = adapters(arguments.url)
     except InferenceServerException as error:
         unknown = "unknown model" in str(error)
-        text = "this server has no adapters; add a section lora to its spec" if unknown else str(error)
+        text = (
+            "this server has no adapters; add a section lora to its spec" if unknown else _failure(error, arguments.url)
+        )
         sys.stderr.write(f"error: {text}\n")
         return NO_ADAPTERS if unknown else NO_SERVER
     for entry in found:
         sys.stdout.write((json.dumps(entry) if arguments.json else _line(entry)) + "\n")
     return OK
+
+
+def _failure(error: InferenceServerException, url: str) -> str:
+    message = str(error.message())
+    return str(unreachable(url, message)) if error.status() == "StatusCode.UNAVAILABLE" else message
 
 
 def _line(entry: dict[str, Any]) -> str:

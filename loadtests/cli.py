@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 
@@ -60,7 +61,13 @@ def _run(options: Options, command: Sequence[str]) -> int:
     console = Console(width=None if sys.stdout.isatty() else 160)
     summary(outcome, console)
     directory = files.write(outcome)
-    print(f"report: {os.path.relpath(directory / 'report.html')}")
+    print(f"report: {_short(directory / 'report.html')}")
     if outcome.interrupted:
         return INTERRUPTED
     return 0 if outcome.verdict.passed else 1
+
+
+def _short(path: Path) -> str:
+    """From here when it lies below here, else whole."""
+    found = os.path.relpath(path)
+    return str(path.resolve()) if found.startswith(os.pardir) else found

@@ -45,8 +45,10 @@ def read(path: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         found["verdict"], found["stages"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageFault(f"{path} is no report of a load test ({error!r}).") from None
+    except OSError as error:
+        raise UsageFault(f"{file} cannot be read ({error.strerror}); give the directory of a report.") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageFault(f"{file} is no report of a load test ({error!r}).") from None
     return found
 
 

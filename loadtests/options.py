@@ -73,6 +73,9 @@ def parse(argv: Sequence[str] | None = None) -> Options:
             f"The SLO {slo.name} limits what only a stream has ({', '.join(slo.limits_s)}); http-generate "
             "returns whole answers. Give an SLO that limits latency."
         )
+    if workload == "replay" and (given.trace is None or not given.trace.is_file()):
+        lacks = "needs a trace: TRACE=path" if given.trace is None else f"needs a trace; there is no file {given.trace}"
+        raise UsageFault(f"The workload replay {lacks}.")
     rates = given.rates or (WORKLOADS[workload].rates or ())
     by_rate = bool(rates) or given.find is not None or workload == "replay"
     required = None if by_rate else given.users or slo.users
@@ -160,15 +163,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not at least 1")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
+    return int(text)
 
 
 def _numbers(kind: type) -> Callable[[str], Any]:
     def read(text: str) -> tuple[float, ...]:
-        numbers = tuple(kind(part) for part in text.split(","))
+        try:
+            numbers = tuple(kind(part) for part in text.split(","))
+        except ValueError:
+            numbers = ()
         if not numbers or min(numbers) <= 0:
             raise argparse.ArgumentTypeError(f"{text!r} is no list of positive numbers such as 1,2,4")
         return numbers

@@ -37,6 +37,8 @@ _OTHER_ARRIVALS = 1000
 _MEET = 0.25  # requests in flight on average
 _BUSY = 0.25  # load average per core from which on somebody else takes part of the machine
 
+_INTERRUPTED = "Interrupted: these are the stages that were over by then."
+
 
 class Watcher(Protocol):
     """Who is told how the test is going."""
@@ -170,6 +172,7 @@ def perform(options: Options, watcher: Watcher, command: Sequence[str]) -> Outco
                 raise
             interrupted = True
             verdict = of_ladder(test.results, options.required, options.slo)
+            verdict = replace(verdict, cautions=(_INTERRUPTED, *verdict.cautions))
         finally:
             users.stop()
             scraper.stop()

@@ -59,9 +59,17 @@ class Server:
         try:
             reply = urllib3.request("GET", f"{self.http_url}/v2/health/ready", timeout=5, retries=False)
         except urllib3.exceptions.HTTPError as error:
-            raise EnvironmentFault(f"No server answers at {self.http_url} ({error}).") from None
+            raise EnvironmentFault(f"No server answers at {self.http_url} ({_reason(error)}).") from None
+        if reply.status == 404:
+            raise EnvironmentFault(f"What answers at {self.http_url} is no Triton: it has no /v2/health/ready.")
         if reply.status != 200:
             raise EnvironmentFault(f"The server at {self.http_url} is not ready (HTTP {reply.status}).")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, urllib3.exceptions.ProtocolError):
+        return "what listens there does not speak HTTP; HOST is the HTTP port, gRPC's is the next one as a rule"
+    return str(error).partition(": ")[2] or str(error)
 
 
 @contextlib.contextmanager

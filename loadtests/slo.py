@@ -5,6 +5,7 @@ Knows nothing of how the requests were made.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -135,6 +136,14 @@ def _measure(records: Sequence[Record], tag: str, name: str) -> float | None:
 
 def _short(error: Exception) -> str:
     if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        return f"{'.'.join(str(part) for part in first['loc']) or 'the file'}: {first['msg']}"
+        return "; ".join(map(_told, error.errors()))
     return " ".join(str(error).split())
+
+
+def _told(error: Any) -> str:
+    place = ".".join(str(part) for part in error["loc"] if part != "[key]") or "the file"
+    if error["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(place, _File.model_fields, 1)
+        advice = f"did you mean {close[0]}?" if close else f"there are {', '.join(_File.model_fields)}"
+        return f"{place} is no key of it, {advice}"
+    return f"{place}: {error['msg']}"

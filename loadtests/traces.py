@@ -63,8 +63,9 @@ def _read_json_lines(path: Path) -> Iterator[TraceRow]:
             try:
                 yield _from_json(json.loads(line))
             except (KeyError, TypeError, ValueError) as error:
+                what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
                 raise UsageFault(
-                    f"{path}, line {number}: {error!r}. A line is {{at_s, prompt_tokens, output_tokens}} "
+                    f"{path}, line {number}: {what}. A line is {{at_s, prompt_tokens, output_tokens}} "
                     "with seconds, or Mooncake's {timestamp, input_length, output_length, hash_ids} with milliseconds."
                 ) from None
 

@@ -6,6 +6,8 @@ Knows nothing of stages: it does what messages tell it and reports what came of 
 from __future__ import annotations
 
 import logging
+import socket
+import time
 from typing import Any
 
 import gevent
@@ -13,12 +15,13 @@ from locust.env import Environment
 
 from loadtests import arrivals, clock
 from loadtests.crew import OpenLoop
-from loadtests.errors import LoadTestError
+from loadtests.errors import EnvironmentFault, LoadTestError
 from loadtests.job import Job
 from loadtests.records import Record
 from loadtests.users import LlmUser, report_to
 
 REPORT_EVERY_S = 0.2
+MASTER_S = 60.0  # so long may the test that leads take to listen
 
 
 class Worker:
@@ -89,11 +92,33 @@ class Worker:
 
 
 def run(master_host: str, master_port: int) -> int:
-    """Work for a master until it says that it is over; returns the exit code."""
+    """Work for a master until it says that it is over; returns the exit code.
+
+    Raises:
+        EnvironmentFault: nothing listens at its address for a minute.
+    """
     logging.getLogger("locust").setLevel(logging.ERROR)
+    _await_master(master_host, master_port)
     environment = Environment(user_classes=[LlmUser])
     runner = environment.create_worker_runner(master_host, master_port)
     Worker(environment)
     runner.greenlet.join()
     environment.events.quitting.fire(environment=environment, reverse=True)
     return 0
+
+
+def _await_master(host: str, port: int) -> None:
+    """Whichever of the two was started first: locust alone would wait for ever and say nothing."""
+    deadline = time.monotonic() + MASTER_S
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=5).close()
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise EnvironmentFault(
+                    f"No load test listens at {host}:{port} ({error.strerror or error}). Start the one that leads with "
+                    "--workers N --bind HOST:PORT, and open that port and the network between."
+                ) from None
+            time.sleep(0.5)
+        else:
+            return

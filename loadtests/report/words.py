@@ -71,10 +71,10 @@ def answer(verdict: dict[str, Any], slo: dict[str, Any], kind: str) -> str:
 
 
 def missed(verdict: dict[str, Any]) -> list[str]:
-    """What was missed at the load that had to hold, a line each."""
+    """What was missed at the load that had to hold."""
     if verdict["required"] is None:
         return []
     where = load(verdict["required"], "users")
     if not verdict["missed"]:
         return [f"Required: {where}. Met."]
-    return [f"Required: {where}. Missed: {limit(check)}." for check in verdict["missed"]]
+    return [f"Required: {where}. Missed: {'; '.join(limit(check) for check in verdict['missed'])}."]

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import grpc
 import numpy as np
 import pytest
 
-from clients import cli
+from clients import adapter_list, cli
 from tests.unit.client_fakes import FakeServer, Step, send
 
 ROOT = Path(__file__).parents[2]
@@ -139,6 +140,13 @@ def test_a_refusal_is_one_sentence_and_code_1(server: FakeServer, capsys: pytest
     server.scripts["hi"] = [Step("error", message=words, code=grpc.StatusCode.INVALID_ARGUMENT)]
     assert cli.main(["hi", "--url", server.grpc_url]) == cli.REFUSED
     assert capsys.readouterr() == ("", f"error: {words}\n")
+
+
+def test_no_server_is_code_3_for_the_list_of_adapters_as_well(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        url = f"127.0.0.1:{busy.getsockname()[1]}"
+    assert adapter_list.main(["--url", url]) == 3
+    assert capsys.readouterr().err.startswith(f"error: No server answers at {url} (Connection refused). Start one")
 
 
 def test_no_server_is_code_3_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:

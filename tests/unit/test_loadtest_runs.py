@@ -76,13 +76,38 @@ def test_the_figures_are_those_of_the_server(tmp_path: Path) -> None:
     assert len(traces.load(directory / "trace.jsonl")) == sum(row["error"] == "" for row in requests(tmp_path))
 
 
+def test_ctrl_c_in_the_middle_ends_with_a_report_of_what_was_over_and_no_process(tmp_path: Path) -> None:
+    with PacedServer(ttft_s=0.01, tpot_s=0.001) as server:
+        process = subprocess.Popen(
+            command(server, tmp_path, "--workload", "code", *SHORT, "--ladder", "1,2,8"),
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if " user " in line and "tokens/s" in line:  # the first stage is over
+                break
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=60)
+    text = "".join(lines) + rest
+    assert process.returncode == 130, text
+    assert "Interrupted: these are the stages that were over by then." in text
+    assert "KeyboardInterrupt" not in text
+    assert report(tmp_path)["stages"]
+
+
 def test_a_miss_is_exit_code_1_and_says_what_and_by_how_much(tmp_path: Path) -> None:
     """Every fifth request ends with an error after three tokens: a failure, whatever came before."""
     with PacedServer(ttft_s=0.02, tpot_s=0.1, failing=5) as server:
         done = run(server, tmp_path, *SHORT, "--window-s", "4", "--ladder", "4", "--workload", "code")
     assert done.returncode == 1
-    assert re.search(r"Required: 4 users\. Missed: TPOT p95 1\d\d ms, 1\d\d % over 50 ms\.", done.stdout), done.stdout
-    assert re.search(r"Required: 4 users\. Missed: errors [\d.]+ %, \d+ % over 0\.1 %\.", done.stdout), done.stdout
+    assert re.search(r"Required: 4 users\. Missed: TPOT p95 1\d\d ms, 1\d\d % over 50 ms; ", done.stdout), done.stdout
+    assert re.search(r"over 50 ms; errors [\d.]+ %, \d+ % over 0\.1 %\.", done.stdout), done.stdout
     stage = report(tmp_path)["stages"][0]
     assert stage["rates"]["error_rate"] == pytest.approx(0.2, abs=0.12)
     assert stage["errors"].keys() == {"ServerFailure"}

@@ -58,7 +58,9 @@ def test_the_shipped_slos_are_those_of_the_documentation() -> None:
     [
         ("name: x\nlimits_s: {speed: {p95: 1}}", "no metric 'speed' to limit; there are ttft"),
         ("name: x\nlimits_s: {ttft: {p42: 1}}", "limits_s.ttft.p42"),
-        ("name: x\nlimits_s: {ttft: {p95: 1}}\nerrors: 0", "errors: Extra inputs"),
+        ("name: x\nlimits_s: {ttft: {p95: 1}}\nerorr_rate: 0", "erorr_rate is no key of it, did you mean error_rate?"),
+        ("name: x\nlimits_s: {ttft: {p95: 1}}\nfoo: 0", "foo is no key of it, there are name, workload, users"),
+        ("users: x\nlimits_s: {ttft: {p95: 1}}", "name: Field required; users: Input should be a valid integer"),
         ("name: [", "is no SLO file"),
         ("just text", "is no SLO file"),
     ],
@@ -175,9 +177,15 @@ def test_the_servers_figures_give_the_reason() -> None:
 
 def test_a_tool_that_was_held_up_says_so() -> None:
     slow = replace(stage(1, 0.1, 0.01), tool={"cores": 1.0, "lag_s": 0.5})
-    assert any("held up for up to 500 ms" in line for line in verdict.cautions([slow], slo.load("chat")))
+    assert any("held up for up to 500 ms" in line for line in verdict.cautions([slow]))
 
 
 def test_answers_of_another_length_than_asked_are_mentioned() -> None:
     short = replace(stage(1, 0.1, 0.01), lengths={"asked_mean": 20.0, "got_mean": 10.0, "as_asked": 0.5})
-    assert any("Only 50 % of the answers" in line for line in verdict.cautions([short], slo.load("chat")))
+    assert any("Only 50 % of the answers" in line for line in verdict.cautions([short]))
+
+
+def test_answers_that_end_by_themselves_have_no_length_to_miss() -> None:
+    short = replace(stage(1, 0.1, 0.01), lengths={"as_asked": 0.0})
+    ended = replace(short, records=[replace(record, workload="extraction") for record in short.records])
+    assert not any("of the answers" in line for line in verdict.cautions([ended]))

@@ -185,7 +185,7 @@ def test_public_traces_are_read(tmp_path: Path, name: str, content: str, expecte
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("a.jsonl", '{"at_s": 1, "prompt_tokens": 5, "output_tokens": 6}\n{"when": 2}\n', "line 2: KeyError"),
+        ("a.jsonl", '{"at_s": 1, "prompt_tokens": 5, "output_tokens": 6}\n{"when": 2}\n', "line 2: 'at_s' is missing"),
         ("a.csv", "When,How\n1,2\n", "has the columns How, When; known are Azure's"),
         ("b.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,2\n", "line 2"),
         ("c.jsonl", "", "holds no requests"),
