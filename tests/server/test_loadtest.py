@@ -65,7 +65,7 @@ def test_the_prefix_cache_gives_what_the_workload_announces(server: ServerAddres
 
 
 def test_structures_are_complete_when_answers_end(server: ServerAddresses, tmp_path: Path) -> None:
-    options = ["--workload", "extraction", "--transport", "http-stream", "--ladder", "4", "--users", "4"]
+    options = ["--quick", "--workload", "extraction", "--transport", "http-stream", "--ladder", "4", "--users", "4"]
     stage = load_test(server, tmp_path, *options, "--warmup-s", "1", "--window-s", "4")["stages"][0]
     assert stage["errors"] == {}
     assert stage["metrics"]["output_tokens"]["count"] >= 2
