@@ -23,6 +23,7 @@ from python_backend.triton.bls_answer import Answer
 from python_backend.triton.bls_calls import EngineCalls, Models, tokenize
 from python_backend.triton.draft_target import rounds
 from python_backend.triton.parameters import parameters_of
+from python_backend.triton.responses import responses_to
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -156,7 +157,7 @@ class TritonPythonModel:
             parameters=parameters_of(request.parameters()),
         )
         last = None
-        for response in forwarded.exec(decoupled=True):
+        for response in responses_to(forwarded):
             if response.has_error():
                 return pb_utils.InferenceResponse([], response.error())
             if response.output_tensors():

@@ -15,6 +15,7 @@ import triton_python_backend_utils as pb_utils
 from python_backend.errors import EngineFailure, RequestError
 from python_backend.triton import pb
 from python_backend.triton.draft_target import Proposal, Verified
+from python_backend.triton.responses import responses_to
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -79,7 +80,7 @@ def call(model: str, tensors: Mapping[str, Any], outputs: Sequence[str], request
         requested_output_names=list(outputs),
     )
     answer: dict[str, Any] = {}
-    for response in request.exec(decoupled=True):
+    for response in responses_to(request):
         if response.has_error():
             raise _as_ours(response.error())
         answer |= {tensor.name(): pb.array_of(tensor) for tensor in response.output_tensors()}

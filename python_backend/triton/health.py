@@ -20,6 +20,7 @@ from python_backend.telemetry.health import PARTS, HealthMetrics
 from python_backend.telemetry.poller import Poller
 from python_backend.triton import pb
 from python_backend.triton.cancel import ShutdownWatcher
+from python_backend.triton.responses import responses_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -144,7 +145,7 @@ def _ask(part: str) -> str | None:
         requested_output_names=[output],
         parameters=parameters,
     )
-    for response in request.exec(decoupled=True):
+    for response in responses_to(request):
         if response.has_error():
             text = str(response.error().message())
             # A model that is busy, or refuses the question, lives. BLS gives every error the code INTERNAL.

@@ -21,6 +21,7 @@ from python_backend.errors import InvalidRequest, Overloaded
 from python_backend.triton import pb
 from python_backend.triton.cancel import CancelWatcher
 from python_backend.triton.parameters import parameters_of
+from python_backend.triton.responses import responses_to
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -86,7 +87,7 @@ class TritonPythonModel:
     def _forward(self, call: Call) -> None:
         self._watcher.watch(call, call.sender)
         try:
-            response = _the_response(_ensemble_request(call).exec(decoupled=True))
+            response = _the_response(responses_to(_ensemble_request(call)))
         except Exception as error:
             response = pb.error_response(error)
         self._watcher.forget(call)
@@ -104,7 +105,7 @@ class TritonPythonModel:
         """Stop a call whose client is gone; again until it is over, since it may not have reached the engine yet."""
         while True:
             try:
-                for _ in _stop_request(call.forwarded_id).exec(decoupled=True):
+                for _ in responses_to(_stop_request(call.forwarded_id)):
                     pass
             except Exception as error:
                 _log.warning("request %s could not be stopped: %s", call.forwarded_id, error)
