@@ -79,7 +79,6 @@ class Launcher:
             self._log = LogReader(log_file)
             if self._await_ready(server, addresses):
                 server.watch_models()
-                traces.leave_out("health", addresses)
                 self._ready(f"READY {addresses} after {time.monotonic() - started:.1f} s")
                 patience_s = self._serve(server)
                 self._stop(server, patience_s)
@@ -125,6 +124,7 @@ class Launcher:
             try:
                 if readiness.wait_until_loaded(addresses, lambda: not ended.is_set()):
                     readiness.check_request(addresses, self._options.model)
+                    traces.leave_out("health", addresses)
                     readiness.wait_until_healthy(addresses, lambda: not ended.is_set())
             except StackError as error:
                 failures.append(error)

@@ -219,12 +219,16 @@ def _handler(server: FakeServer) -> type[BaseHTTPRequestHandler]:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             _, _, _, model, verb = self.path.split("/")
             steps = server.take(Seen("http", model, body.pop("id", ""), body, [], {}))
+            request_id = self.headers["triton-request-id"]
             if verb == "generate":
-                self._single(body, steps)
+                self._single(steps, request_id)
             else:
-                self._stream(steps, self.headers["triton-request-id"])
+                self._stream(steps, request_id)
 
-        def _single(self, body: dict[str, Any], steps: list[Step]) -> None:
+        def _single(self, steps: list[Step], request_id: str) -> None:
+            if steps[0].kind == "wait_for_stop":
+                server.stop_event(request_id).wait(10)
+                steps = steps[1:]
             if steps[0].kind == "error":
                 self._whole(steps[0].http_status, {"error": steps[0].message})
             elif steps[0].kind == "garbage":
