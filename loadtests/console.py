@@ -41,7 +41,7 @@ class Screen:
         timing = options.timing
         each = f"{timing.warmup_s:g} s of warm-up and {timing.window_s:g} s that count"
         if options.find:
-            about_s = 9 * (timing.expected_s + 5)
+            about_s = 12 * (timing.expected_s + 5)  # those that confirm are longer
             text = f"search of the highest rate within the SLO {options.slo.name}: {_SEARCH_TRIALS} trials, {each}"
         elif options.workload == "replay":
             self.say(f"replay of {options.trace} against the SLO {options.slo.name}")
