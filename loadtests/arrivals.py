@@ -5,6 +5,7 @@ Knows nothing of what arrives.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -41,6 +42,31 @@ class Poisson:
     def as_dict(self) -> dict[str, Any]:
         """Plain values."""
         return {"kind": "poisson", "rate": self.rate, "seed": self.seed}
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Independent arrivals of which as many come as the rate says, in each group of them: the luck of a short window is
+    when they come, not how many.
+
+    Given their number, the moments of a Poisson process are independent and uniform (Ross, Stochastic Processes,
+    theorem 2.3.1).
+    """
+
+    rate: float  # requests per second
+    group: int  # so many in every group / rate seconds
+    seed: int = 1
+
+    def times(self) -> Iterator[float]:
+        """Seconds after the start, endless."""
+        rng = random.Random(f"arrivals/{self.seed}")
+        for number in itertools.count():
+            moments = sorted(rng.random() for _ in range(self.group))
+            yield from ((number + moment) * self.group / self.rate for moment in moments)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"kind": "counted", "rate": self.rate, "group": self.group, "seed": self.seed}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +122,7 @@ class Recorded:
         return {"kind": "recorded", "at_s": self.at_s, "speed": self.speed}
 
 
-_KINDS: dict[str, Any] = {"poisson": Poisson, "even": Even, "bursts": Bursts, "recorded": Recorded}
+_KINDS: dict[str, Any] = {"poisson": Poisson, "counted": Counted, "even": Even, "bursts": Bursts, "recorded": Recorded}
 
 
 def of(values: Mapping[str, Any]) -> Arrivals:

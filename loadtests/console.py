@@ -17,7 +17,7 @@ from loadtests.results import StageResult
 from loadtests.stages import Stage
 
 _BAR = 24
-_SEARCH_TRIALS = "8 to 12"
+_SEARCH_TRIALS = "9 to 14"
 
 
 class Screen:
@@ -41,7 +41,7 @@ class Screen:
         timing = options.timing
         each = f"{timing.warmup_s:g} s of warm-up and {timing.window_s:g} s that count"
         if options.find:
-            about_s = 12 * (timing.expected_s + 5)  # those that confirm are longer
+            about_s = 11 * (timing.expected_s + 15)  # windows grow where few requests come
             text = f"search of the highest rate within the SLO {options.slo.name}: {_SEARCH_TRIALS} trials, {each}"
         elif options.workload == "replay":
             self.say(f"replay of {options.trace} against the SLO {options.slo.name}")

@@ -20,7 +20,7 @@ from loadtests.workloads import WORKLOADS
 LADDER = (1, 2, 4, 8, 16, 32)
 QUICK_LADDER = (1, 4, 16)
 QUICK = Timing(warmup_s=2.0, window_s=8.0, min_requests=8, max_window_s=16.0, grace_s=30.0)
-SEARCH = Timing(warmup_s=8.0, window_s=40.0, min_requests=20, max_window_s=80.0, grace_s=30.0)
+SEARCH = Timing(warmup_s=8.0, window_s=40.0, min_requests=48, max_window_s=120.0, grace_s=30.0)
 WEB_PORT = 8089
 
 

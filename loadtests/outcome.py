@@ -75,7 +75,8 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
 def _search(found: Found) -> dict[str, Any]:
     """Trials as pairs of rate and use; None for a use that could not be measured, which JSON has no number for."""
     trials = [(rate, use if math.isfinite(use) else None) for rate, use in found.trials]
-    return {"holds": found.holds, "misses": found.misses, "trials": trials}
+    limit = None if found.limit is None else {"rate": found.limit.rate, "slope": found.limit.slope}
+    return {"limit": limit, "holds": found.holds, "misses": found.misses, "trials": trials}
 
 
 def _requests(outcome: Outcome) -> list[list[Any]]:

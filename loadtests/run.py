@@ -6,6 +6,7 @@ Knows nothing of terminals and files.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from tritonclient.utils import InferenceServerException
 
 from clients.adapter_list import adapters
 from loadtests import clock, search, stages, swarm
-from loadtests.arrivals import Arrivals, Bursts, Poisson, Recorded
+from loadtests.arrivals import Arrivals, Bursts, Counted, Poisson, Recorded
 from loadtests.bench import machine
 from loadtests.errors import UsageFault
 from loadtests.job import Job
@@ -28,14 +29,14 @@ from loadtests.server import ROOT, Server, demo_server
 from loadtests.stages import Stage
 from loadtests.stolen import Stolen, undisturbed
 from loadtests.swarm import Swarm
-from loadtests.verdict import Verdict, of_ladder
+from loadtests.verdict import Verdict, of_ladder, of_search
 from loadtests.workloads import WORKLOADS, Replay
 from loadtests.workloads.burst import BURST_SIZE
 
 LORA_SPEC = ROOT / "build_engines" / "specs" / "smollm2-135m-lora.yaml"
 _PROBE = stages.Timing(warmup_s=4.0, window_s=12.0, min_requests=4, max_window_s=24.0, grace_s=30.0)
-_OTHER_ARRIVALS = 1000
-_CONFIRM = 5  # times the requests of a trial
+_GROUP = 8  # requests of a search that come in the time that the rate says
+_PATTERN = 100_000  # requests between the first ones of two trials
 _MEET = 0.25  # requests in flight on average
 _BUSY = 0.25  # load average per core from which on somebody else takes part of the machine
 
@@ -82,7 +83,7 @@ class Test:
             self._replay()
         elif options.rates:
             for rate in options.rates:
-                self._open_stage(rate, self._arrivals(rate), options.timing)
+                self._open_stage(rate, self._arrivals(rate, options.seed), options.timing)
         else:
             for users in options.ladder:
                 self._keep(stages.closed(self._swarm, users, options.timing, self._progress))
@@ -98,36 +99,21 @@ class Test:
         begun = max(0.05, seen.rates["requests_per_s"])
         # At so low a rate requests hardly ever meet: if that misses the SLO, so does a single user.
         lowest = _MEET / seen.metrics["latency"].get("mean", 1.0)
-        timing, stolen = options.timing, Stolen()
-        # A 95th percentile of 40 requests is the second worst of them; of 100 it is the fifth.
-        longer = replace(
-            timing,
-            window_s=1.5 * timing.window_s,
-            min_requests=_CONFIRM * timing.min_requests,
-            max_window_s=3 * timing.window_s,
-        )
-
-        def measured(rate: float, arrivals: Arrivals, timing: stages.Timing) -> float:
-            stage = undisturbed(lambda: self._opened(rate, arrivals, timing), stolen.share, self._watcher.say)
-            return self._keep(stage).worst.use
+        stolen, patterns = Stolen(), itertools.count(1)
 
         def trial(rate: float) -> float:
-            return measured(rate, self._arrivals(rate), timing)
+            """The same number has the same requests and arrivals in every search, only closer together."""
 
-        def confirm(rate: float) -> float:
-            return measured(rate, self._arrivals(rate, _OTHER_ARRIVALS), longer)
+            def measured() -> Stage:
+                number = next(patterns)
+                arrivals = self._arrivals(rate, options.seed + number, _GROUP)
+                first_index = number * _PATTERN
+                return self._opened(rate, arrivals, options.timing.for_rate(rate, _GROUP), first_index)
 
-        self.found = search.find_max(trial, confirm, begun, lowest=lowest)
-        verdict = of_ladder(self.results, None, options.slo)
-        missed = [result for result in self.results if result.stage.load == self.found.misses and not result.met]
-        return replace(
-            verdict,
-            passed=self.found.holds is not None,
-            holds=self.found.holds,
-            misses=self.found.misses,
-            estimate=None,
-            first=missed[-1].worst if missed else verdict.first,
-        )
+            return self._keep(undisturbed(measured, stolen.share, self._watcher.say)).worst.use
+
+        self.found = search.find_max(trial, begun, lowest=lowest)
+        return of_search(self.results, self.found, options.slo)
 
     def _replay(self) -> None:
         rows = self._job.make_workload()
@@ -139,15 +125,16 @@ class Test:
         whole = stages.Timing(0.0, length_s + 0.01, 0, length_s + 0.01, self._options.timing.grace_s)
         self._open_stage(rate, arrivals, whole)
 
-    def _arrivals(self, rate: float, other: int = 0) -> Arrivals:
-        seed = self._options.seed + other
-        return Bursts(rate, BURST_SIZE, seed) if self._options.workload == "burst" else Poisson(rate, seed)
+    def _arrivals(self, rate: float, seed: int, group: int | None = None) -> Arrivals:
+        if self._options.workload == "burst":
+            return Bursts(rate, BURST_SIZE, seed)
+        return Poisson(rate, seed) if group is None else Counted(rate, group, seed)
 
     def _open_stage(self, rate: float, arrivals: Arrivals, timing: stages.Timing) -> StageResult:
         return self._keep(self._opened(rate, arrivals, timing))
 
-    def _opened(self, rate: float, arrivals: Arrivals, timing: stages.Timing) -> Stage:
-        return stages.opened(self._swarm, rate, arrivals, timing, self._progress)
+    def _opened(self, rate: float, arrivals: Arrivals, timing: stages.Timing, first_index: int | None = None) -> Stage:
+        return stages.opened(self._swarm, rate, arrivals, timing, self._progress, first_index=first_index)
 
     def _progress(self, stage: Stage, part: str, share: float) -> None:
         ledger = self._swarm.ledger

@@ -6,102 +6,125 @@ Knows nothing of requests: a trial takes a rate and says how much of the tightes
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
 Trial = Callable[[float], float]
 """A rate -> measured / limit of the worst check: up to 1 the SLO is met. Infinite when nothing could be measured."""
 
-RESOLUTION = 0.05
+MARGIN = 0.025
 _GROWTH = 1.6
-_GROWTH_LATER = 1.25  # when an end turned out to have been a bad moment
-_MAX_TRIALS = 16
-_CLOSE = 1.7
-_WITH_EASE = 0.5
+_LEAP, _AFAR = 3.0, 4.0  # where the use is so many times below or above 1
+_ASIDE = 1.05  # trials are made this much below and above the limit as it is known by then, in turns
+_MAX_TRIALS = 14
+_ENOUGH = 8  # trials near the limit
+_CLIP = 0.4  # in the logarithm of the use: beyond it a trial says "far below" or "far above", and not how far
+_NEAR, _FAR = 0.2, 0.1  # what is further away, in the logarithm of the rate, has so much weight
+_SLOPES = 0.6 * 1.1 ** np.arange(30)
+_USUAL_SLOPE, _USUAL_WEIGHT = 1.2, 0.02  # what is believed of a server before the first trial
+_STEPS = 201
+_EASE = 0.5  # use of a trial that holds with ease
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """Where the SLO is just met, and the line that says so: use = (any rate / rate) ** slope."""
+
+    rate: float  # requests per second
+    margin: float  # its standard error, as a share of it
+    slope: float
 
 
 @dataclass(slots=True)
 class Found:
-    """`holds` met the SLO, twice; `misses`, at most RESOLUTION above it, did not, twice. None: not found."""
+    """`limit` is the figure; `holds` the highest rate below it that met the SLO, `misses` the lowest above it that did
+    not. None: not found.
+    """
 
+    limit: Crossing | None = None
     holds: float | None = None
     misses: float | None = None
     trials: list[tuple[float, float]] = field(default_factory=list)  # rate, use
 
 
-def find_max(
-    trial: Trial, confirm: Trial, start: float, *, lowest: float = 0.0, resolution: float = RESOLUTION
-) -> Found:
-    """Bracket the limit, narrow the bracket, and try both of its ends again.
+def find_max(trial: Trial, start: float, *, lowest: float = 0.0, margin: float = MARGIN) -> Found:
+    """Bracket the limit, then try rates around it until a line through all trials says where it is.
 
-    A single trial is not believed: a lucky one would find too much, and a moment in which the machine was busy with
-    something else would hide all rates above it.
+    No single trial decides: a lucky one would find too much, and a moment in which the machine was busy with something
+    else would hide all rates above it.
 
     Args:
         trial: see Trial.
-        confirm: a trial with other arrivals, and longer; what it says of a rate is what counts.
         start: the first rate, requests per second.
         lowest: a rate below which it is not worth looking.
-        resolution: how close `holds` and `misses` have to be, as a share.
+        margin: the standard error to reach, as a share; the search ends after 14 trials in any case.
     """
-    return _Search(trial, confirm, resolution).run(start, lowest)
-
-
-class _Search:
-    def __init__(self, trial: Trial, confirm: Trial, resolution: float) -> None:
-        self._trial, self._confirm, self._resolution = trial, confirm, resolution
-        self._uses: dict[float, float] = {}  # what is believed of each rate
-        self._sure: set[float] = set()  # rates that were confirmed, either way
-        self._growth = _GROWTH
-        self._trials: list[tuple[float, float]] = []
-
-    def run(self, start: float, lowest: float) -> Found:
-        """Until both ends are sure, or the trials are used up."""
-        rate = start
-        while len(self._trials) < _MAX_TRIALS and rate >= lowest:
-            self._try(rate, self._trial)
-            while (doubtful := self._doubtful()) is not None and len(self._trials) < _MAX_TRIALS:
-                self._try(doubtful, self._confirm)
-                self._sure.add(doubtful)
-                self._growth = _GROWTH_LATER
-            if self._is_narrow():
+    found = Found()
+    believed: list[tuple[float, float]] = []
+    rate, doubtful = start, None
+    while len(found.trials) < _MAX_TRIALS and rate >= lowest:
+        found.trials.append((rate, trial(rate)))
+        believed = [seen for seen in believed if seen[0] != doubtful] + found.trials[-1:]
+        doubtful = None
+        met = [(tried, use) for tried, use in believed if use <= 1]
+        missed = [(tried, use) for tried, use in believed if use > 1]
+        if not missed:
+            highest, use = max(met)
+            rate = highest * (_LEAP if use * _AFAR < 1 else _GROWTH)
+        elif not met:
+            least, use = min(missed)
+            rate = least / (_LEAP if use > _AFAR else _GROWTH)
+        elif (doubtful := _doubtful(found.trials)) is not None:
+            rate = doubtful
+        else:
+            found.limit = crossing(believed)
+            if found.limit.margin <= margin:
                 break
-            rate = self._next()
-        holds, misses = self._ends()
-        return Found(holds if holds in self._sure else None, misses, self._trials)
+            rate = found.limit.rate * (_ASIDE if len(found.trials) % 2 else 1 / _ASIDE)
+    limit = found.limit.rate if found.limit else None
+    found.holds = max((r for r, use in believed if use <= 1 and (limit is None or r <= limit)), default=None)
+    found.misses = min((r for r, use in believed if use > 1 and (limit is None or r >= limit)), default=None)
+    return found
 
-    def _try(self, rate: float, by: Trial) -> None:
-        self._uses[rate] = by(rate)
-        self._trials.append((rate, self._uses[rate]))
 
-    def _ends(self) -> tuple[float | None, float | None]:
-        """The lowest rate believed to miss, and the highest below it that is believed to hold."""
-        misses = min((rate for rate, use in self._uses.items() if use > 1), default=None)
-        below = [rate for rate, use in self._uses.items() if use <= 1 and (misses is None or rate < misses)]
-        return max(below, default=None), misses
+def crossing(trials: Sequence[tuple[float, float]]) -> Crossing:
+    """Where a line through the trials reaches 1, both axes logarithmic, uses beyond ±0.4 clipped, and so is the line.
 
-    def _is_narrow(self) -> bool:
-        holds, misses = self._ends()
-        return holds is not None and misses is not None and misses <= holds * (1 + self._resolution)
+    It is the line with the least sum of absolute deviations, which a few bad moments do not move; of equal ones the
+    middle. It is found twice: among all, then near the first one with little weight for the trials far from it. The
+    margin is 1.25 σ / √n (the standard error of a median; σ is 1.25 times the mean absolute deviation) over the trials
+    that are near, divided by the slope; infinite below 8 of them.
+    """
+    rates = np.log([rate for rate, _ in trials])
+    uses = np.clip(np.log([max(use, 1e-9) for _, use in trials]), -_CLIP, _CLIP)
+    _, first = _line(rates, uses, np.ones(len(rates)), np.linspace(rates.min(), rates.max(), _STEPS))
+    near = np.abs(rates - first) < _NEAR
+    slope, where = _line(rates, uses, np.where(near, 1.0, _FAR), first + np.linspace(-_NEAR, _NEAR, _STEPS))
+    error = math.inf
+    if near.sum() >= _ENOUGH:
+        off = np.abs(uses - np.clip(slope * (rates - where), -_CLIP, _CLIP))[near]
+        error = 1.25 * 1.25 * float(off.mean()) / slope / math.sqrt(len(off))
+    return Crossing(math.exp(where), error, slope)
 
-    def _doubtful(self) -> float | None:
-        """An end of a narrow bracket that was tried only once, or a miss close above a rate that held with ease."""
-        holds, misses = self._ends()
-        if self._is_narrow():
-            return next((end for end in (holds, misses) if end is not None and end not in self._sure), None)
-        if holds is None or misses is None or misses in self._sure:
-            return None
-        return misses if misses < holds * _CLOSE and self._uses[holds] < _WITH_EASE else None
 
-    def _next(self) -> float:
-        holds, misses = self._ends()
-        if misses is None:
-            assert holds is not None
-            return holds * self._growth
-        if holds is None:
-            return misses / _GROWTH
-        low, high = math.log(holds), math.log(misses)
-        below, above = self._uses[holds], self._uses[misses]
-        # Where a straight line reaches the limit, but never so close to an end that the bracket hardly shrinks.
-        share = 0.5 if math.isinf(above) or above <= below else (1 - below) / (above - below)
-        return math.exp(low + (high - low) * min(0.75, max(0.25, share)))
+def _line(rates: Array, uses: Array, weights: Array, places: Array) -> tuple[float, float]:
+    """The best slope and place of the crossing, of a grid of both."""
+    lines = np.clip(_SLOPES[:, None, None] * (rates - places[:, None]), -_CLIP, _CLIP)
+    loss = (np.abs(uses - lines) * weights).sum(axis=2) + _USUAL_WEIGHT * np.abs(np.log(_SLOPES / _USUAL_SLOPE))[
+        :, None
+    ]
+    slope, _ = np.unravel_index(loss.argmin(), loss.shape)
+    best = loss[slope] <= loss.min() + 1e-9
+    return float(_SLOPES[slope]), float(places[best].mean())
+
+
+def _doubtful(trials: Sequence[tuple[float, float]]) -> float | None:
+    """A miss by far, a little above a rate that held with ease: a moment, perhaps, in which the machine was busy."""
+    rate, use = min((trial for trial in trials if trial[1] > 1), key=lambda trial: trial[0])
+    with_ease = max((tried for tried, seen in trials if seen < _EASE and tried < rate), default=0.0)
+    once = [tried for tried, _ in trials].count(rate) == 1
+    return rate if once and use > 1 / _EASE and rate <= _GROWTH * with_ease * 1.01 else None

@@ -6,8 +6,9 @@ runs under a lighter or heavier load than it started with. Knows nothing of SLOs
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import gevent
@@ -34,6 +35,22 @@ class Timing:
     max_window_s: float = 45.0  # … or it is so long
     grace_s: float = 60.0  # what started in the window and is not over so long after it has failed
 
+    def for_rate(self, rate: float, group: int) -> Timing:
+        """Parts of whole groups of arrivals, the window long enough for `min_requests` as far as `max_window_s` allows.
+
+        Args:
+            rate: requests per second.
+            group: see arrivals.Counted.
+        """
+        group_s = group / rate
+        window_s = min(self.max_window_s, max(self.window_s, self.min_requests / rate))
+        return replace(
+            self,
+            warmup_s=math.ceil(self.warmup_s / group_s) * group_s,
+            window_s=max(1, round(window_s / group_s)) * group_s,
+            min_requests=0,
+        )
+
     @property
     def expected_s(self) -> float:
         """About how long a stage takes."""
@@ -55,9 +72,8 @@ class Stage:
     @property
     def label(self) -> str:
         """As people say it."""
-        if self.kind == "users":
-            return f"{self.load:g} user{'s' if self.load != 1 else ''}"
-        return f"{self.load:.3g} requests/s"
+        plural = "s" if self.load != 1 else ""
+        return f"{self.load:g} user{plural}" if self.kind == "users" else f"{self.load:.3g} request{plural}/s"
 
     @property
     def window_s(self) -> float:
@@ -76,9 +92,11 @@ def closed(swarm: Swarm, users: int, timing: Timing, progress: Progress) -> Stag
     return _run(swarm, stage, timing, progress)
 
 
-def opened(swarm: Swarm, rate: float, arrivals: Arrivals, timing: Timing, progress: Progress) -> Stage:
+def opened(
+    swarm: Swarm, rate: float, arrivals: Arrivals, timing: Timing, progress: Progress, *, first_index: int | None = None
+) -> Stage:
     """A stage with arrivals that do not care how the server is doing; ends with nothing under way."""
-    begin = swarm.arrive(arrivals)
+    begin = swarm.arrive(arrivals, first_index)
     stage = _run(swarm, Stage(rate, "rate", begin), timing, progress)
     swarm.idle()
     if not swarm.settle(clock.now(), timing.grace_s):

@@ -62,13 +62,17 @@ class Swarm:
         """Closed loop: so many users from now on."""
         self._runner.start(count, spawn_rate=_SPAWN_RATE)
 
-    def arrive(self, arrivals: Arrivals) -> float:
-        """Open loop: arrivals from now on, of items that were not used yet; returns when they begin."""
+    def arrive(self, arrivals: Arrivals, first_index: int | None = None) -> float:
+        """Open loop: arrivals from now on; returns when they begin.
+
+        Args:
+            first_index: the item of the first one; None: the first that was not used yet.
+        """
         start_at = clock.now() + _LEAD_S
         message = {
             "arrivals": arrivals.as_dict(),
             "start_at": start_at,
-            "first_index": next_index(self.ledger.records),
+            "first_index": next_index(self.ledger.records) if first_index is None else first_index,
         }
         self._runner.send_message("arrivals", message)
         self.users(self._workers)  # one user of each process makes its share of the arrivals

@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from loadtests import search
 from loadtests.results import StageResult
+from loadtests.search import Found
 from loadtests.slo import Check, Slo
 
 ENDS_BY_ITSELF = ("extraction",)  # workloads whose answers have no length that was asked for
 FEW_REQUESTS = 20  # with fewer, a p95 is hardly more than the slowest of them
 _LAG_S = 0.1
+_DISAGREE = (
+    "The trials disagree by more than usual: the machine was busy with something else, or the server is not always "
+    "equally fast. Search again on a quiet machine, or with longer windows (--window-s)."
+)
 _BUSY_CORES = 0.7  # a process has one
 
 
@@ -24,7 +30,8 @@ class Verdict:
     """What a test found.
 
     `holds` is the highest load up to which every stage met the SLO; `misses` the first one that did not; `estimate`
-    the load between them at which the first limit is reached, as far as a straight line can say.
+    the load between them at which the first limit is reached, as far as a straight line can say. A search says how far:
+    `margin` is the standard error of its estimate, as a share of it.
     """
 
     passed: bool
@@ -36,6 +43,7 @@ class Verdict:
     missed: tuple[Check, ...]  # limits missed at the required load
     reasons: tuple[str, ...]
     cautions: tuple[str, ...]
+    margin: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -45,6 +53,7 @@ class Verdict:
             "holds": self.holds,
             "misses": self.misses,
             "estimate": self.estimate,
+            "margin": self.margin,
             "first": self.first.as_dict() if self.first else None,
             "missed": [check.as_dict() for check in self.missed],
             "reasons": list(self.reasons),
@@ -73,6 +82,25 @@ def of_ladder(results: Sequence[StageResult], required: float | None, slo: Slo) 
         missed=missed,
         reasons=tuple(reasons(misses)) if misses else (),
         cautions=tuple(cautions(ordered)),
+    )
+
+
+def of_search(results: Sequence[StageResult], found: Found, slo: Slo) -> Verdict:
+    """From the trials of a search; passed when it found a rate that holds."""
+    missed = next((result for result in results if result.stage.load == found.misses and not result.met), None)
+    verdict = of_ladder(results, None, slo)
+    known = found.limit is not None and math.isfinite(found.limit.margin)
+    wide = found.limit is not None and found.limit.margin > search.MARGIN
+    return replace(
+        verdict,
+        passed=found.holds is not None,
+        holds=found.holds,
+        misses=found.misses,
+        estimate=found.limit.rate if found.limit else None,
+        margin=found.limit.margin if found.limit and known else None,
+        first=missed.worst if missed else None,
+        reasons=tuple(reasons(missed)) if missed else (),
+        cautions=(*verdict.cautions, *([_DISAGREE] if wide else [])),
     )
 
 

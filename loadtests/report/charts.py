@@ -246,6 +246,11 @@ def search(report: Report) -> str:
         "requests per second offered",
     )
     plot.limit(1.0, "the limit")
+    limit = report["search"].get("limit")
+    if limit:
+        near = [limit["rate"] * (0.75 + 0.05 * step) for step in range(11)]
+        near = [rate for rate in near if min(rates) <= rate <= max(rates)]
+        plot.line([(rate, (rate / limit["rate"]) ** limit["slope"]) for rate in near], "c2", "through all trials")
     plot.scatter([(rate, use) for rate, use in known if use <= 1], "c1", "met", 4)
     plot.scatter([(rate, use) for rate, use in known if use > 1], "bad", "missed", 4)
     return plot.figure("share of the tightest limit that was used, one dot per trial")

@@ -21,9 +21,8 @@ def milliseconds(seconds: float | None) -> str:
 
 def load(value: float, kind: str) -> str:
     """A load as people say it."""
-    if kind == "users":
-        return f"{value:g} user{'s' if value != 1 else ''}"
-    return f"{value:.3g} requests/s"
+    plural = "s" if value != 1 else ""
+    return f"{value:g} user{plural}" if kind == "users" else f"{value:.3g} request{plural}/s"
 
 
 def limit(check: dict[str, Any]) -> str:
@@ -63,6 +62,10 @@ def answer(verdict: dict[str, Any], slo: dict[str, Any], kind: str) -> str:
         return f"Nothing was measured, so nothing can be said about the SLO {name}."
     if holds is None:
         return f"It does not hold the SLO {name} at {load(misses, kind)}: {limit(first)}."
+    if verdict.get("margin") is not None:
+        figure = f"{load(verdict['estimate'], kind)} ± {100 * verdict['margin']:.1f} %"
+        give = f" At {load(misses, kind)} the first thing to give is {limit(first)}." if first else ""
+        return f"The highest rate within the SLO {name} is {figure}. It holds {load(holds, kind)}.{give}"
     held = f"It holds {load(holds, kind)} within the SLO {name}"
     if misses is None:
         return f"{held}, the highest load tried."

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from loadtests import slo, verdict
+from loadtests import search, slo, verdict
 from loadtests.errors import UsageFault
 from loadtests.ledger import Ledger
 from loadtests.records import Record
@@ -158,6 +159,37 @@ def test_a_stage_that_holds_above_one_that_does_not_is_not_what_holds() -> None:
     judged = verdict.of_ladder([stage(1, 0.1, 0.06), stage(2, 0.1, 0.02)], 2, slo.load("chat"))
     assert judged.holds is None
     assert judged.misses == 1
+
+
+def test_a_search_answers_with_the_limit_its_error_and_what_gives_first() -> None:
+    """Rates, here: TPOT reaches 50 ms at 2.5."""
+    tried = [stage(rate, 0.1, 0.02 * rate) for rate in (1, 2, 3, 4)]
+    found = search.Found(search.Crossing(2.5, 0.021, 1.0), 2.0, 3.0, [(1.0, 0.4), (2.0, 0.8), (3.0, 1.2), (4.0, 1.6)])
+    judged = verdict.of_search(tried, found, slo.load("chat"))
+    assert judged.passed
+    assert answer(judged.as_dict(), slo.load("chat").model_dump(), "rate") == (
+        "The highest rate within the SLO chat is 2.5 requests/s ± 2.1 %. It holds 2 requests/s. "
+        "At 3 requests/s the first thing to give is TPOT p95 60 ms, 20 % over 50 ms."
+    )
+    assert not any("disagree" in line for line in judged.cautions)
+
+
+@pytest.mark.parametrize("margin", [0.2, float("inf")])
+def test_a_search_whose_trials_disagree_says_so(margin: float) -> None:
+    found = search.Found(search.Crossing(2.5, margin, 1.0), 2.0, 3.0)
+    judged = verdict.of_search([stage(2, 0.1, 0.04), stage(3, 0.1, 0.06)], found, slo.load("chat"))
+    assert any("trials disagree" in line for line in judged.cautions)
+    json.dumps(judged.as_dict(), allow_nan=False)
+    assert "It holds 2 requests/s" in answer(judged.as_dict(), slo.load("chat").model_dump(), "rate")
+
+
+def test_a_search_that_found_no_rate_has_failed() -> None:
+    found = search.Found(None, None, 1.0, [(1.0, 1.2)])
+    judged = verdict.of_search([stage(1, 0.1, 0.06)], found, slo.load("chat"))
+    assert not judged.passed
+    assert "It does not hold the SLO chat at 1 request/s" in answer(
+        judged.as_dict(), slo.load("chat").model_dump(), "rate"
+    )
 
 
 def test_the_servers_figures_give_the_reason() -> None:

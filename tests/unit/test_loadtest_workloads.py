@@ -230,8 +230,18 @@ def test_poisson_arrivals_have_their_rate_and_no_memory() -> None:
 
 
 def test_the_same_seed_is_the_same_pattern_at_every_rate() -> None:
-    slow, fast = (list(islice(arrivals.Poisson(rate).times(), 50)) for rate in (1.0, 4.0))
-    assert slow == pytest.approx([4 * time for time in fast])
+    for pattern in (arrivals.Poisson, lambda rate: arrivals.Counted(rate, 8)):
+        slow, fast = (list(islice(pattern(rate).times(), 50)) for rate in (1.0, 4.0))
+        assert slow == pytest.approx([4 * time for time in fast])
+
+
+def test_counted_arrivals_have_their_number_in_every_group_and_are_scattered_within() -> None:
+    times = list(islice(arrivals.Counted(2.0, 8, seed=1).times(), 8 * 500))
+    assert times == sorted(times)
+    assert [int(time / 4.0) for time in times] == [number // 8 for number in range(8 * 500)]
+    within = [time / 4.0 % 1 for time in times]
+    assert sum(within) / len(within) == pytest.approx(0.5, abs=0.02)
+    assert sum(time < 0.25 for time in within) / len(within) == pytest.approx(0.25, abs=0.03)
 
 
 def test_bursts_arrive_together_and_keep_the_rate() -> None:
@@ -242,7 +252,13 @@ def test_bursts_arrive_together_and_keep_the_rate() -> None:
 
 @pytest.mark.parametrize(
     "made",
-    [arrivals.Poisson(2.5, 7), arrivals.Even(3.0), arrivals.Bursts(1.0, 4, 2), arrivals.Recorded((0.0, 1.5), 2.0)],
+    [
+        arrivals.Poisson(2.5, 7),
+        arrivals.Counted(2.5, 8, 7),
+        arrivals.Even(3.0),
+        arrivals.Bursts(1.0, 4, 2),
+        arrivals.Recorded((0.0, 1.5), 2.0),
+    ],
 )
 def test_arrivals_survive_the_way_to_a_worker(made: arrivals.Arrivals) -> None:
     again = arrivals.of(json.loads(json.dumps(made.as_dict())))
