@@ -32,7 +32,7 @@ class _Sequence:
 class Answer:
     """All that has arrived for one request."""
 
-    def __init__(self, request: GenerateRequest, request_id: str, timeout: float | None) -> None:
+    def __init__(self, request: GenerateRequest, request_id: str, timeout: float | None, model: str) -> None:
         self.request_id = request_id
         self.timeout = timeout
         self.cancelled = False  # by this client
@@ -45,7 +45,7 @@ class Answer:
         self._logprobs_distribution: str | None = None
         self._num_input_tokens: int | None = None
         self._num_output_tokens: int | None = None
-        self.span = tracing.open_span(request, request_id)
+        self.span = tracing.open_span(request, request_id, model)
 
     def add(self, outputs: Mapping[str, Any]) -> Chunk | None:
         """Take the output tensors of one response; None when it held no news.
@@ -113,14 +113,22 @@ class Answer:
             raise
         self._close_span(None)
 
+    def failed(self, error: Exception) -> None:
+        """Something else than its end has ended the answer, and is raised; the first such error is the span's."""
+        self._close_span(error)
+
+    def leave(self) -> None:
+        """This client wants no more of it."""
+        self.cancelled = True
+        self._close_span(None)
+
     def __del__(self) -> None:
-        # Cancelled, or never begun.
         self._close_span(None)
 
     def _close_span(self, error: Exception | None) -> None:
-        if self.span is not None:
-            tracing.close_span(self.span, self.result(), error)
-            self.span = None
+        span, self.span = self.span, None
+        if span is not None:
+            tracing.close_span(span, self.result(), error)
 
     def _judge(self, complete: bool) -> None:
         if self.cancelled:

@@ -106,10 +106,15 @@ class AwaitedClient(ABC, Generic[StreamT]):
         await self.close()
 
     async def _start(self, request: GenerateRequest, timeout: float | None, request_id: str | None) -> StreamT:
-        info = await self.info()
-        if not request.stream:
-            request = info.with_usage(request)
-        return await self._send(request, info, Answer(request, request_id or wire.new_request_id(), timeout))
+        answer = Answer(request, request_id or wire.new_request_id(), timeout, self.model)
+        try:
+            info = await self.info()
+            if not request.stream:
+                request = info.with_usage(request)
+            return await self._send(request, info, answer)
+        except Exception as error:
+            answer.failed(error)
+            raise
 
     @abstractmethod
     async def _send(self, request: GenerateRequest, info: ModelInfo, answer: Answer) -> StreamT: ...

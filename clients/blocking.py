@@ -135,10 +135,15 @@ class BlockingClient(ABC, Generic[StreamT]):
         self.close()
 
     def _start(self, request: GenerateRequest, timeout: float | None, request_id: str | None) -> StreamT:
-        info = self.info()
-        if not request.stream:
-            request = info.with_usage(request)
-        return self._send(request, info, Answer(request, request_id or wire.new_request_id(), timeout))
+        answer = Answer(request, request_id or wire.new_request_id(), timeout, self.model)
+        try:
+            info = self.info()
+            if not request.stream:
+                request = info.with_usage(request)
+            return self._send(request, info, answer)
+        except Exception as error:
+            answer.failed(error)
+            raise
 
     @abstractmethod
     def _send(self, request: GenerateRequest, info: ModelInfo, answer: Answer) -> StreamT: ...

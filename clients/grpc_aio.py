@@ -116,7 +116,8 @@ class AsyncStream(AwaitedStream):
         """End the request on the server; the iteration then ends quietly. Safe to call twice."""
         if self._over:
             return
-        self._over = self._answer.cancelled = True
+        self._over = True
+        self._answer.leave()
         if await self._stop():
             await farewell.insist(self._stop, self._read_to_the_end)
         self._call.cancel()
@@ -124,13 +125,15 @@ class AsyncStream(AwaitedStream):
     async def _take(self, response: Any) -> Chunk | None:
         try:
             return self._grpc_answer.take(response)
-        except ClientError:
+        except ClientError as error:
+            self._answer.failed(error)
             await self.cancel()
             raise
 
     async def _failed(self, error: grpc.RpcError) -> ClientError:
         self._over = True
         failure = self._grpc_answer.failure(error, self._client.url)
+        self._answer.failed(failure)
         if isinstance(failure, DeadlineExceeded):
             await self._stop()
         return failure

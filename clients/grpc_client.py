@@ -117,7 +117,8 @@ class Stream(BlockingStream):
         """End the request on the server; the iteration then ends quietly. Safe from any thread, and twice."""
         if self._over:
             return
-        self._over = self._answer.cancelled = True
+        self._over = True
+        self._answer.leave()
         # Whatever ends the call ends the farewell; another thread may close the channel meanwhile.
         if self._stop():
             with farewell.insisting(self._stop, self._call.cancel), contextlib.suppress(Exception):
@@ -128,13 +129,15 @@ class Stream(BlockingStream):
     def _take(self, response: Any) -> Chunk | None:
         try:
             return self._grpc_answer.take(response)
-        except ClientError:
+        except ClientError as error:
+            self._answer.failed(error)
             self.cancel()
             raise
 
     def _failed(self, error: grpc.RpcError) -> ClientError:
         self._over = True
         failure = self._grpc_answer.failure(error, self._client.url)
+        self._answer.failed(failure)
         if isinstance(failure, DeadlineExceeded):
             self._stop()
         return failure

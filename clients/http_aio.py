@@ -94,8 +94,10 @@ class AsyncHttpStream(AwaitedStream):
             self._over = True
             raise unreachable(self._client.url, _reason(error)) from None
         except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+            failure = self._broken(error)
+            self._answer.failed(failure)
             await self.cancel()
-            raise self._broken(error) from None
+            raise failure from None
         if self._reply.status != 200:
             self._over = True
             raise from_http(self._reply.status, content, self._client.url)
@@ -106,7 +108,8 @@ class AsyncHttpStream(AwaitedStream):
                 if self._over or self._reply is None:
                     raise StopAsyncIteration
                 await self._read(self._reply)
-        except ClientError:
+        except ClientError as error:
+            self._answer.failed(error)
             await self.cancel()
             raise
         return chunk
@@ -115,7 +118,8 @@ class AsyncHttpStream(AwaitedStream):
         """End the request on the server; the iteration then ends quietly. Safe to call twice."""
         if self._over:
             return
-        self._over = self._answer.cancelled = True
+        self._over = True
+        self._answer.leave()
         await self._stop()
         if self._reply is not None:
             await farewell.insist(self._stop, self._reply.read)

@@ -136,8 +136,10 @@ class HttpStream(BlockingStream):
             headers = http_wire.headers(self.request_id) | tracing.headers(self._answer.span)
             self._reply = client.open(http.verb, http.body, headers, patience)
         except DeadlineExceeded:
+            error = out_of_time(self._answer.timeout)
+            self._answer.failed(error)
             self._stop()
-            raise out_of_time(self._answer.timeout) from None
+            raise error from None
         self._over = False
         leftovers.track(self)
 
@@ -147,7 +149,8 @@ class HttpStream(BlockingStream):
                 if self._over:
                     raise StopIteration
                 self._read()
-        except ClientError:
+        except ClientError as error:
+            self._answer.failed(error)
             self.cancel()
             raise
         return chunk
@@ -156,7 +159,8 @@ class HttpStream(BlockingStream):
         """End the request on the server; the iteration then ends quietly. Safe from any thread, and twice."""
         if self._over:
             return
-        self._over = self._answer.cancelled = True
+        self._over = True
+        self._answer.leave()
         if self._stop():
             with farewell.insisting(self._stop, self._shut_down), contextlib.suppress(Exception), self._reading:
                 self._reply.drain_conn()

@@ -11,24 +11,45 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from clients.types import GenerateRequest, Result
 
-OPERATION = "text_completion"  # names of the conventions for generative AI
-_ATTRIBUTES = {
-    "max_tokens": "gen_ai.request.max_tokens",
-    "temperature": "gen_ai.request.temperature",
-    "top_p": "gen_ai.request.top_p",
-    "seed": "gen_ai.request.seed",
+# Names of OpenTelemetry's conventions for generative AI; the server has its own list, and a test compares them.
+OPERATION_NAME = "gen_ai.operation.name"
+PROVIDER_NAME = "gen_ai.provider.name"
+REQUEST_MODEL = "gen_ai.request.model"
+REQUEST_MAX_TOKENS = "gen_ai.request.max_tokens"
+REQUEST_TEMPERATURE = "gen_ai.request.temperature"
+REQUEST_TOP_P = "gen_ai.request.top_p"
+REQUEST_SEED = "gen_ai.request.seed"
+RESPONSE_ID = "gen_ai.response.id"
+RESPONSE_FINISH_REASONS = "gen_ai.response.finish_reasons"
+USAGE_INPUT_TOKENS = "gen_ai.usage.input_tokens"
+USAGE_OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+ERROR_TYPE = "error.type"
+
+TEXT_COMPLETION = "text_completion"
+PROVIDER = "triton_llm_stack"
+
+_FIELDS = {
+    "max_tokens": REQUEST_MAX_TOKENS,
+    "temperature": REQUEST_TEMPERATURE,
+    "top_p": REQUEST_TOP_P,
+    "seed": REQUEST_SEED,
 }
 
 
-def open_span(request: GenerateRequest, request_id: str) -> Any:
-    """A span that is open until `close_span`; None when the program does not trace."""
+def open_span(request: GenerateRequest, request_id: str, model: str) -> Any:
+    """A span of a request to a model, open until `close_span`; None when the program does not trace."""
     api = sys.modules.get("opentelemetry.trace")
     if api is None:
         return None
-    values = {name: getattr(request, field, None) for field, name in _ATTRIBUTES.items()}
-    attributes = {name: value for name, value in values.items() if value is not None}
-    attributes |= {"gen_ai.operation.name": OPERATION, "gen_ai.response.id": request_id}
-    return api.get_tracer("clients").start_span(OPERATION, kind=api.SpanKind.CLIENT, attributes=attributes)
+    attributes = {
+        OPERATION_NAME: TEXT_COMPLETION,
+        PROVIDER_NAME: PROVIDER,
+        REQUEST_MODEL: model,
+        RESPONSE_ID: request_id,
+        **{name: value for field, name in _FIELDS.items() if (value := getattr(request, field)) is not None},
+    }
+    name = f"{TEXT_COMPLETION} {model}"
+    return api.get_tracer("clients").start_span(name, kind=api.SpanKind.CLIENT, attributes=attributes)
 
 
 def headers(span: Any) -> dict[str, str]:
@@ -44,11 +65,14 @@ def close_span(span: Any, result: Result, error: BaseException | None) -> None:
     if span is None:
         return
     reasons = [sequence.finish_reason for sequence in result.sequences if sequence.finish_reason]
-    usage = {"input": result.usage.prompt_tokens, "output": result.usage.completion_tokens}
-    span.set_attributes({f"gen_ai.usage.{kind}_tokens": count for kind, count in usage.items() if count is not None})
-    span.set_attribute("gen_ai.response.finish_reasons", reasons)
+    usage = {
+        USAGE_INPUT_TOKENS: result.usage.prompt_tokens,
+        USAGE_OUTPUT_TOKENS: result.usage.completion_tokens,
+    }
+    span.set_attributes({name: count for name, count in usage.items() if count is not None})
+    span.set_attribute(RESPONSE_FINISH_REASONS, reasons)
     if error is not None:
-        span.set_attribute("error.type", type(error).__name__)
+        span.set_attribute(ERROR_TYPE, type(error).__name__)
         status = sys.modules["opentelemetry.trace"].Status
         span.set_status(status(sys.modules["opentelemetry.trace"].StatusCode.ERROR, str(error)))
     span.end()
