@@ -67,7 +67,7 @@ class RequestState:
     def fail(self, error: RequestError) -> RequestOutput:
         """The request is over with an error."""
         self.num_open = 0
-        return RequestOutput(self.request, [], finished=True, error=error)
+        return RequestOutput(self.request, [], finished=True, error=error, perf=self._perf())
 
     def _news(self, sequence: Sequence, start: int, stop: int) -> SequenceOutput:
         output = sequence.output_ids

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from python_backend.telemetry import gauges, health, requests
+from python_backend.telemetry import gauges, health, refusals, requests
 from python_backend.telemetry.queries import quantile, rate, share, value
 
 TIME_TO_FIRST_TOKEN_S = 1.0
@@ -56,11 +56,12 @@ ALERTS = (
     ),
     Alert(
         "LLMRequestsRefused",
-        f"{rate(requests.REFUSED, 'UNAVAILABLE')} > 0",
+        f"{rate(refusals.REFUSED, 'UNAVAILABLE')} > 0",
         "5m",
         "warning",
-        "Requests are turned away since the queue is full ({{ $value | humanize }} per second).",
-        "Add a server, or lower what one client may send.",
+        "Requests are turned away for want of room, or by a server that stops ({{ $value | humanize }} per second, "
+        "those left out that Triton's own queue rejected).",
+        "Add a server, or lower what one client may send; the message of the refusals says what was full.",
     ),
     Alert(
         "LLMErrors",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
-from python_backend.telemetry import adapters, gauges, guides, health, requests
+from python_backend.telemetry import adapters, gauges, guides, health, refusals, requests
 
 if TYPE_CHECKING:
     from python_backend.telemetry.families import FamilySpec
@@ -27,7 +27,7 @@ class Family:
 
 _BY_KIND: tuple[tuple[Kind, tuple[FamilySpec, ...]], ...] = (
     ("gauge", (*gauges.GAUGES, *adapters.GAUGES, *health.GAUGES)),
-    ("counter", (*gauges.COUNTERS, *requests.COUNTERS, *guides.COUNTERS, *adapters.COUNTERS)),
+    ("counter", (*gauges.COUNTERS, *requests.COUNTERS, *refusals.COUNTERS, *guides.COUNTERS, *adapters.COUNTERS)),
     ("histogram", (*requests.HISTOGRAMS, *guides.HISTOGRAMS, *adapters.HISTOGRAMS)),
 )
 FAMILIES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from python_backend.telemetry import adapters, gauges, guides, health, requests
+from python_backend.telemetry import adapters, gauges, guides, health, refusals, requests
 from python_backend.telemetry.queries import quantile, rate, share, value
 
 _WIDTH, _HEIGHT, _COLUMNS = 8, 7, 24
@@ -32,7 +32,13 @@ def _times(title: str, spec: Any) -> Panel:
 ROWS: dict[str, tuple[Panel, ...]] = {
     "Traffic": (
         Panel("Requests that ended", "reqps", {"{{finish_reason}}": rate(requests.FINISHED, by="finish_reason")}),
-        Panel("Requests refused", "reqps", {"{{code}}": rate(requests.REFUSED, by="code")}),
+        Panel("Requests refused", "reqps", {"{{code}}": rate(refusals.REFUSED, by="code")}),
+        # Triton's own: the one counter that has what its queue before a model rejected.
+        Panel(
+            "Errors of the ensemble (Triton counts each twice)",
+            "reqps",
+            {"{{reason}}": 'sum by (reason) (rate(nv_inference_request_failure{model="ensemble"}[5m]))'},
+        ),
         Panel(
             "Tokens",
             "short",

@@ -20,7 +20,6 @@ _LENGTH_BUCKETS = (10, 50, 100, 500, 1000)
 _FIRST_TOKEN_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 _TOKEN_BUCKETS = (0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
 _REQUEST_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120)
-REFUSAL_CODES = ("INVALID_ARG", "UNSUPPORTED", "NOT_FOUND", "UNAVAILABLE", "INTERNAL")
 
 INPUT_LEN = FamilySpec(
     "nv_llm_input_token_len",
@@ -49,8 +48,7 @@ LATENCY = FamilySpec("llm_request_latency_seconds", "From arrival to the last re
 HISTOGRAMS = (INPUT_LEN, OUTPUT_LEN, TIME_TO_FIRST_TOKEN, TIME_PER_OUTPUT_TOKEN, QUEUE_TIME, LATENCY)
 
 FINISHED = FamilySpec("llm_requests_total", "Requests that have ended, by how", "finish_reason", get_args(FinishReason))
-REFUSED = FamilySpec("llm_requests_refused_total", "Requests refused before they ran, by code", "code", REFUSAL_CODES)
-COUNTERS = (FINISHED, REFUSED)
+COUNTERS = (FINISHED,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +72,6 @@ class RequestMetrics:
     def __init__(self, factory: MetricFactory, labels: Mapping[str, str]) -> None:
         self._histograms = {spec.name: Series(factory, factory.HISTOGRAM, spec, labels) for spec in HISTOGRAMS}
         self._finished = Series(factory, factory.COUNTER, FINISHED, labels)
-        self._refused = Series(factory, factory.COUNTER, REFUSED, labels)
-
-    def refused(self, code: str) -> None:
-        """Count a request that never ran."""
-        self._refused[code].increment(1)
 
     def ended(self, record: RequestRecord) -> None:
         """Observe a request that ran."""

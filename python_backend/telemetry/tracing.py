@@ -81,6 +81,18 @@ class Tracing:
             if begun_ns:
                 self._span(phase, context, begun_ns, over_ns or end_ns, {})
 
+    def refused(self, parent: str, model: str, error: BaseException) -> None:
+        """The span of a request that never ran: a moment with its error.
+
+        Args:
+            parent: W3C traceparent of Triton's span.
+            model: the deployment's name.
+            error: why it was refused.
+        """
+        now_ns = time.time_ns()
+        name, attributes = f"{semconv.TEXT_COMPLETION} {model}", _every_request(model, error)
+        self._span(name, self._extract({"traceparent": parent}), now_ns, now_ns, attributes)
+
     def _cost(self, record: RequestRecord) -> Attributes:
         if not any(self._prices):
             return {}
@@ -110,9 +122,6 @@ def _request_attributes(
 ) -> Attributes:
     sampling = request.sampling
     attributes: Attributes = {
-        semconv.OPERATION_NAME: semconv.TEXT_COMPLETION,
-        semconv.PROVIDER_NAME: semconv.PROVIDER,
-        semconv.REQUEST_MODEL: model,
         semconv.REQUEST_MAX_TOKENS: sampling.max_tokens,
         semconv.REQUEST_CHOICE_COUNT: sampling.num_return_sequences,
         semconv.REQUEST_TEMPERATURE: sampling.temperature,
@@ -123,8 +132,16 @@ def _request_attributes(
         semconv.USAGE_INPUT_TOKENS: record.input_tokens,
         semconv.USAGE_OUTPUT_TOKENS: record.output_tokens,
         semconv.GUIDE_TYPE: request.guide.kind if request.guide is not None else None,
-        semconv.ERROR_TYPE: type(error).__name__ if error is not None else None,
     }
     if record.first_token_ns:
         attributes[semconv.RESPONSE_TIME_TO_FIRST_CHUNK] = (record.first_token_ns - record.arrival_ns) / 1e9
-    return {name: value for name, value in attributes.items() if value is not None}
+    return _every_request(model, error) | {name: value for name, value in attributes.items() if value is not None}
+
+
+def _every_request(model: str, error: BaseException | None) -> Attributes:
+    attributes: Attributes = {
+        semconv.OPERATION_NAME: semconv.TEXT_COMPLETION,
+        semconv.PROVIDER_NAME: semconv.PROVIDER,
+        semconv.REQUEST_MODEL: model,
+    }
+    return attributes if error is None else attributes | {semconv.ERROR_TYPE: type(error).__name__}

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from python_backend.engine.output import RequestOutput
-    from python_backend.errors import RequestError
     from python_backend.triton.inflight import Answer, InFlight, Part
 
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
@@ -31,8 +30,8 @@ class Deliverer:
 
     Args:
         in_flight: where the answers are found; finished ones are taken out.
-        cancel: ends a request in the engine.
-        on_part_ended: called after the last response of a prompt was sent, with its last event.
+        cancel: ends a request in the engine, whose last event still comes.
+        on_part_ended: called once for each prompt, with its last event, after its last response was sent.
         on_answer_ended: called before the final response of an answer is sent.
     """
 
@@ -47,6 +46,7 @@ class Deliverer:
         self._cancel = cancel
         self._on_part_ended = on_part_ended
         self._on_answer_ended = on_answer_ended
+        self._unheard: dict[str, Part] = {}  # still run in the engine, but their answer has ended with an error
         self._tensors = TensorCache()
         self._events: queue.SimpleQueue[list[RequestOutput] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="deliverer", daemon=True)
@@ -68,27 +68,34 @@ class Deliverer:
     def _run(self) -> None:
         while (events := self._events.get()) is not None:
             for event in events:
-                try:
-                    self._deliver(event)
-                except Exception as error:
-                    # One answer that cannot be built or sent must not end all the others.
-                    self._give_up(event, error)
+                self._take(event)
 
-    def _deliver(self, event: RequestOutput) -> None:
+    def _take(self, event: RequestOutput) -> None:
         engine_id = event.request.request_id
         answer = self._in_flight.get(engine_id)
-        if answer is None:  # answered by an error before
-            return
-        if event.error is not None:
-            self._end_with_error(answer, event, event.error)
-            return
-        part = answer.parts.get(engine_id)
-        if part is None:
+        part = self._unheard.get(engine_id) if answer is None else answer.parts.get(engine_id)
+        if part is None:  # of a Triton request that was refused when a part of it had been submitted
             return
         for sequence in event.sequences:
             if sequence.finish_reason is not None:
                 part.output_tokens += len(sequence.context_ids) + len(sequence.token_ids)
                 part.finish_reason = sequence.finish_reason
+        if answer is not None:
+            self._answer(answer, part, event)
+        if event.finished:
+            self._unheard.pop(engine_id, None)
+            self._count(part, event)
+
+    def _answer(self, answer: Answer, part: Part, event: RequestOutput) -> None:
+        if event.error is not None:
+            self._fail(answer, part, event.error)
+            return
+        try:
+            self._deliver(answer, part, event)
+        except Exception as error:  # one answer that cannot be built or sent must not end all the others
+            self._fail(answer, part, error)
+
+    def _deliver(self, answer: Answer, part: Part, event: RequestOutput) -> None:
         arrays = part.responder.arrays(event)
         if arrays is None:
             return
@@ -97,32 +104,28 @@ class Deliverer:
         if not event.finished:
             answer.sender.send(response)
             return
-        last = self._in_flight.end_part(answer, engine_id)
+        last = self._in_flight.end_part(answer, event.request.request_id)
         if last:
             self._on_answer_ended(answer)
         answer.sender.send(response, flags=_FINAL if last else 0)
-        self._on_part_ended(event, part)
 
-    def _end_with_error(self, answer: Answer, event: RequestOutput, error: RequestError) -> None:
-        """One failed prompt ends its whole Triton request, since an error response ends a stream."""
-        part = answer.parts[event.request.request_id]
-        part.finish_reason = "error"
-        for engine_id in self._in_flight.drop(answer):
-            if engine_id != event.request.request_id:
-                self._cancel(engine_id)
-        self._on_answer_ended(answer)
-        answer.sender.send(pb.error_response(error), flags=_FINAL)
-        self._on_part_ended(event, part)
+    def _fail(self, answer: Answer, part: Part, error: Exception) -> None:
+        """One failed prompt ends its whole Triton request, since an error response ends a stream.
 
-    def _give_up(self, event: RequestOutput, error: Exception) -> None:
-        answer = self._in_flight.get(event.request.request_id)
-        if answer is None:
-            _log.error("a response could not be sent: %s", error, exc_info=error)
-            return
-        for engine_id in self._in_flight.drop(answer):
+        What of it still runs is cancelled, and counted when the engine says that it has ended.
+        """
+        part.error = error
+        for engine_id, running in self._in_flight.drop(answer).items():
+            self._unheard[engine_id] = running
             self._cancel(engine_id)
         self._on_answer_ended(answer)
         try:
             answer.sender.send(pb.error_response(error), flags=_FINAL)
         except Exception:
-            _log.exception("an error response could not be sent either")
+            _log.exception("an error response could not be sent")
+
+    def _count(self, part: Part, event: RequestOutput) -> None:
+        try:
+            self._on_part_ended(event, part)
+        except Exception:
+            _log.exception("a request that has ended could not be counted")

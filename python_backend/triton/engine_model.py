@@ -24,6 +24,7 @@ from python_backend.logprobs.tokens import TokenTable
 from python_backend.telemetry.gauges import EngineMetrics
 from python_backend.telemetry.health import EngineHealth
 from python_backend.telemetry.poller import Poller
+from python_backend.telemetry.refusals import Refusals
 from python_backend.telemetry.requests import RequestMetrics, RequestRecord
 from python_backend.telemetry.tracing import tracing_from_environment
 from python_backend.text.detokenize import context_start
@@ -124,7 +125,7 @@ class TritonPythonModel:
 
     def _set_up_metrics(self, settings: ModelSettings, labels: dict[str, str]) -> None:
         family = pb_utils.MetricFamily
-        self._request_metrics = RequestMetrics(family, labels)
+        self._request_metrics, self._refusals = RequestMetrics(family, labels), Refusals(family, labels)
         self._engine_metrics = EngineMetrics(family, labels, settings.engine.batching_strategy == "V1")
         if self._guides is not None:
             self._guides.start(family, labels, settings.warm_up)
@@ -154,8 +155,10 @@ class TritonPythonModel:
             else:
                 self._submit(request, tensors, sender)
         except Exception as error:
-            self._request_metrics.refused(error.code if isinstance(error, StackError) else "INTERNAL")
+            self._refusals.count(error)
             sender.send(pb.error_response(error), flags=_FINAL)
+            if self._tracing is not None and (parent := traceparent_of(request)):
+                self._tracing.refused(parent, self._model_name, error)
 
     def _submit(self, request: Any, tensors: Mapping[str, NDArray[Any]], sender: Any) -> None:
         if self._closing and self._engine.failure is None:
@@ -219,9 +222,8 @@ class TritonPythonModel:
             self._engine.cancel(engine_id)
 
     def _cancel(self, engine_id: str) -> None:
-        """End a prompt whose answer is over; nobody hears of it again."""
+        """End a prompt whose answer is over."""
         self._engine.cancel(engine_id)
-        self._release(engine_id)
 
     def _cancel_answer(self, answer: Answer) -> None:
         for engine_id in list(answer.parts):
@@ -248,7 +250,7 @@ class TritonPythonModel:
         record = RequestRecord(
             input_tokens=len(request.prompt_ids),
             output_tokens=part.output_tokens,
-            finish_reason=part.finish_reason or "error",
+            finish_reason="error" if part.error is not None else part.finish_reason or "error",
             arrival_ns=request.arrival_ns,
             first_scheduled_ns=perf.first_scheduled_ns if perf else 0,
             first_token_ns=perf.first_token_ns if perf else 0,
@@ -258,7 +260,7 @@ class TritonPythonModel:
         )
         self._request_metrics.ended(record)
         if self._tracing is not None and part.traceparent:
-            self._tracing.request(part.traceparent, self._model_name, request, record, event.error)
+            self._tracing.request(part.traceparent, self._model_name, request, record, part.error)
 
     def _poll(self) -> None:
         stats, in_flight = self._engine.stats(), len(self._in_flight)

@@ -25,7 +25,7 @@ from python_backend.triton.responses import responses_to
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-HEALTH = "health"  # request parameter of a `stop` request: answer whether the engine serves
+HEALTH = "health"  # request parameter: of a `stop`, answer whether the engine serves; elsewhere, no client's request
 PERIOD_S = 1.0
 LOADING_PERIOD_S = 0.05  # until all was well once: the other models are still being loaded
 ANSWER_S = 10.0  # a model that takes longer for a question hangs
@@ -178,6 +178,6 @@ _QUESTIONS: dict[str, tuple[dict[str, np.ndarray], str, dict[str, Any]]] = {
     "ensemble_unary": (
         {"text_input": _one(b"", object), "max_tokens": _one(1), "stream": _one(True, np.bool_)},
         "text_output",
-        {},
+        {HEALTH: True},
     ),
 }

@@ -24,6 +24,7 @@ class Part:
     responder: Responder
     output_tokens: int = 0  # of the sequences that have ended
     finish_reason: FinishReason | None = None
+    error: Exception | None = None  # that ended its answer
     traceparent: str = ""  # of Triton's span; empty: not traced
 
 
@@ -72,10 +73,10 @@ class InFlight:
             self._forget(answer)
             return True
 
-    def drop(self, answer: Answer) -> list[str]:
-        """Take a whole answer out and give the engine ids of the parts that were still running."""
+    def drop(self, answer: Answer) -> dict[str, Part]:
+        """Take a whole answer out and give the parts that were still running, by the engine's ids."""
         with self._lock:
-            running = list(answer.parts)
+            running = dict(answer.parts)
             for engine_id in running:
                 self._by_engine_id.pop(engine_id, None)
             answer.parts.clear()

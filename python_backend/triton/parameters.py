@@ -28,6 +28,7 @@ _KNOWN = frozenset(
         "sequence_id",
         "sequence_start",
         "timeout",
+        "traceparent",  # of python_backend.triton.trace
     }
 )
 _RENAMED = {"min_length": "min_tokens", "random_seed": "seed"}

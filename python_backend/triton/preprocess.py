@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import triton_python_backend_utils as pb_utils
 
 from python_backend.errors import BuildError, InvalidRequest, NotFound, StackError, Unsupported
 from python_backend.guided.gpu_targets import check_for_target
 from python_backend.request import Guide
+from python_backend.telemetry.refusals import Refusals
 from python_backend.text.prompts import PromptBuilder, PromptInputs, Prompts
 from python_backend.text.tokenizer import Tokenizer
 from python_backend.triton import pb
@@ -192,15 +194,22 @@ class TritonPythonModel:
             self._preprocessor = Preprocessor(PreprocessSettings.from_config(json.loads(args["model_config"])))
         except StackError as error:
             raise pb.load_error(error) from None
+        self._refusals = Refusals(
+            pb_utils.MetricFamily, {"model": args["model_name"], "version": args["model_version"]}
+        )
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """One response for each request."""
         return [
-            pb.error_response(result)
+            self._refuse(result)
             if isinstance(result, Exception)
             else pb.response(pb.tensor(name, array) for name, array in result.items())
             for result in self._preprocessor.run(requests)
         ]
+
+    def _refuse(self, error: Exception) -> Any:
+        self._refusals.count(error)
+        return pb.error_response(error)
 
 
 def pad_rows(rows: Sequence[Sequence[int]], pads: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:

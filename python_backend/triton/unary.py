@@ -18,10 +18,14 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from python_backend.errors import InvalidRequest, Overloaded
+from python_backend.telemetry import tracing
+from python_backend.telemetry.refusals import Refusals
 from python_backend.triton import pb
 from python_backend.triton.cancel import CancelWatcher
+from python_backend.triton.health import HEALTH
 from python_backend.triton.parameters import parameters_of
 from python_backend.triton.responses import responses_to
+from python_backend.triton.trace import TRACEPARENT, traceparent_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,6 +47,7 @@ class Call:
     request: Any
     sender: Any
     forwarded_id: str
+    traceparent: str = ""  # of Triton's span; empty: not traced
     done: threading.Event = field(default_factory=threading.Event)
 
 
@@ -52,6 +57,9 @@ class TritonPythonModel:
     def initialize(self, args: Mapping[str, str]) -> None:
         """Start the threads."""
         pb.log_to_triton()
+        self._traces = bool(os.environ.get(tracing.ENDPOINT))
+        labels = {"model": args["model_name"], "version": args["model_version"]}
+        self._refusals = Refusals(pb_utils.MetricFamily, labels)
         self._own_ids = (f"{args['model_name']}-{os.getpid()}-{number}" for number in itertools.count())
         self._num_calls = 0
         self._lock = threading.Lock()
@@ -67,10 +75,13 @@ class TritonPythonModel:
                 _check_one_response(request)
                 self._count(1)
             except Exception as error:
+                if HEALTH not in parameters_of(request.parameters()):  # which asks for a refusal
+                    self._refusals.count(error)
                 sender.send(pb.error_response(error), flags=_FINAL)
                 continue
             # An id of the client's makes its own `stop` requests work; without one, ours still can stop the call.
-            call = Call(request, sender, request.request_id() or next(self._own_ids))
+            forwarded_id = request.request_id() or next(self._own_ids)
+            call = Call(request, sender, forwarded_id, traceparent_of(request) if self._traces else "")
             self._pool.submit(self._forward, call)
 
     def finalize(self) -> None:
@@ -134,14 +145,16 @@ def _check_one_response(request: Any) -> None:
 
 
 def _ensemble_request(call: Call) -> Any:
-    request = call.request
+    request, parameters = call.request, parameters_of(call.request.parameters())
+    if call.traceparent:
+        parameters[TRACEPARENT] = call.traceparent
     return pb_utils.InferenceRequest(
         model_name=ENSEMBLE,
         request_id=call.forwarded_id,
         inputs=request.inputs(),
         requested_output_names=list(request.requested_output_names()),
         timeout=request.timeout(),
-        parameters=parameters_of(request.parameters()),
+        parameters=parameters,
     )
 
 

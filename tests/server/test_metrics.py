@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from python_backend.telemetry import gauges, requests
+from python_backend.telemetry import gauges, refusals, requests
 from tests.server.wire import (
     Stream,
     active_requests,
@@ -15,6 +15,7 @@ from tests.server.wire import (
     engine_inputs,
     metric,
     metrics_text,
+    text_inputs,
     tokens,
     used_blocks,
     wait_until,
@@ -22,9 +23,10 @@ from tests.server.wire import (
 
 TRUE = [[True]]
 INFLIGHT_FAMILIES = [spec for spec in gauges.GAUGES if spec is not gauges.V1]
+COUNTERS = [*gauges.COUNTERS, *requests.COUNTERS, *refusals.COUNTERS]
 
 
-@pytest.mark.parametrize("spec", [*INFLIGHT_FAMILIES, *gauges.COUNTERS, *requests.COUNTERS], ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", [*INFLIGHT_FAMILIES, *COUNTERS], ids=lambda spec: spec.name)
 def test_every_series_is_there_from_the_start(server, spec):
     for value in spec.values or ("",):
         assert metric(server, spec.name, **({spec.label: value} if value else {})) >= 0
@@ -121,10 +123,43 @@ def test_gauges_show_a_request_while_it_runs_and_nothing_afterwards(server):
     assert blocks["free"] == blocks["max"]
 
 
-def test_refusals_are_counted_by_code(server):
-    before = metric(server, "llm_requests_refused_total", code="INVALID_ARG")
-    ask(server, "tensorrt_llm", engine_inputs([504], -1))
-    assert metric(server, "llm_requests_refused_total", code="INVALID_ARG") == before + 1
+MODELS_THAT_REFUSE = ("preprocessing", "tensorrt_llm", "ensemble_unary")
+
+
+def refused(server):
+    return {
+        model: metric(server, "llm_requests_refused_total", model=model, code="INVALID_ARG")
+        for model in MODELS_THAT_REFUSE
+    }
+
+
+@pytest.mark.parametrize(
+    ("asked", "inputs", "refuses"),
+    [
+        ("tensorrt_llm", engine_inputs([504], -1), "tensorrt_llm"),
+        ("ensemble", text_inputs("Hello", 5, temperature=[[-1.0]]), "tensorrt_llm"),
+        ("ensemble", text_inputs("Hello", 5, messages=[["[]"]]), "preprocessing"),
+        ("ensemble_unary", text_inputs("Hello", 5, messages=[["[]"]]), "preprocessing"),
+        ("ensemble_unary", text_inputs("Hello", 5, stream=TRUE), "ensemble_unary"),
+    ],
+    ids=["engine", "engine behind the ensemble", "preprocessing", "preprocessing behind unary", "unary"],
+)
+def test_a_refusal_is_counted_once_in_the_model_that_refuses(server, asked, inputs, refuses):
+    before = refused(server)
+    (reply,) = ask(server, asked, inputs)
+    assert reply.error
+    assert refused(server) == {model: count + (model == refuses) for model, count in before.items()}
+
+
+def test_triton_counts_an_error_of_the_ensemble_twice_and_none_of_a_python_model(server):
+    def failed(model, *reasons):
+        return sum(metric(server, "nv_inference_request_failure", model=model, reason=reason) for reason in reasons)
+
+    reasons = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+    before, engine_before = failed("ensemble", "OTHER"), failed("tensorrt_llm", *reasons)
+    ask(server, "ensemble", text_inputs("Hello", 5, temperature=[[-1.0]]))
+    wait_until(lambda: failed("ensemble", "OTHER") == before + 2)
+    assert failed("tensorrt_llm", *reasons) == engine_before
 
 
 def test_the_timestamp_is_now_in_microseconds(server):
@@ -135,7 +170,7 @@ def test_the_timestamp_is_now_in_microseconds(server):
 def test_families_have_help_and_type(server):
     text = metrics_text(server)
     ask(server, "tensorrt_llm", engine_inputs([504], 1))
-    for spec in [*INFLIGHT_FAMILIES, *gauges.COUNTERS, *requests.HISTOGRAMS, *requests.COUNTERS]:
+    for spec in [*INFLIGHT_FAMILIES, *COUNTERS, *requests.HISTOGRAMS]:
         assert re.search(rf"^# HELP {spec.name} \S", text, re.MULTILINE)
         assert re.search(rf"^# TYPE {spec.name} (gauge|counter|histogram)$", text, re.MULTILINE)
 

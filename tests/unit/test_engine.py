@@ -272,7 +272,11 @@ def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(monkeypatch):
             return logits
 
         monkeypatch.setattr(driver.engine.core.runner, "wait", fail_once)
-        assert isinstance(driver.run(make_request("r", [5]))["r"].error, EngineFailure)
+        failed = driver.run(make_request("r", [5]))["r"]
+        assert isinstance(failed.error, EngineFailure)
+        perf = failed.events[-1].perf
+        assert perf.first_scheduled_ns >= perf.arrival_ns > 0
+        assert perf.first_token_ns == 0
         assert len(driver.tokens(make_request("r", [5], end_ids=()))["r"]) == 16
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit import fake_pb_utils, fake_triton
 from tests.unit.fake_engine import FakeEngine
-from tests.unit.fake_triton import Request
+from tests.unit.fake_triton import MetricFamily, Request
 from tests.unit.small_tokenizers import write_tokenizer_dir
 
 if TYPE_CHECKING:
@@ -227,6 +227,29 @@ def test_an_engine_error_ends_its_request_only(served):
     failing.sender.wait()
     assert failing.sender.responses[-1].error.message() == "broken"
     assert len(tokens(other)) == 5
+
+
+def counted(name: str, value: str) -> float:
+    return MetricFamily.values.get((name, tuple(sorted(("tensorrt_llm", "1", value)))), 0)
+
+
+def test_prompts_of_a_request_that_fails_are_counted_once_each(served):
+    def ended() -> dict[str, float]:
+        return {reason: counted("llm_requests_total", reason) for reason in ("error", "cancelled", "length")}
+
+    before = ended()
+    batch = ask(output_len=60)
+    batch.tensors = {name: np.repeat(array, 3, axis=0) for name, array in batch.tensors.items()}
+    served.model.execute([batch])
+    engine = served.model._engine
+    engine.fail(next(iter(engine._running)), EngineFailure("broken"))
+    batch.sender.wait()
+    served_after(served).sender.wait()
+    deadline = time.monotonic() + 5
+    expected = {"error": 1, "cancelled": 2, "length": 1}
+    while (found := {reason: count - before[reason] for reason, count in ended().items()}) != expected:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.01)
 
 
 def test_finalize_ends_what_runs_quickly(tmp_path):

@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit import fake_pb_utils
+from tests.unit import fake_triton
 from tests.unit.fake_pb_utils import InferenceRequest, InferenceResponse, TritonError, TritonModelException, texts
+from tests.unit.fake_triton import MetricFamily
 from tests.unit.small_tokenizers import small_tokenizer, write_tokenizer_dir
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-fake_pb_utils.install()
+fake_triton.install()
 
 from python_backend.triton.preprocess import TritonPythonModel  # noqa: E402
 
@@ -25,6 +26,7 @@ TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+NAMES = {"model_name": "preprocessing", "model_version": "1"}
 CLASSIC = ("INPUT_ID", "DECODER_INPUT_ID", "REQUEST_INPUT_LEN", "REQUEST_OUTPUT_LEN", "OUT_END_ID", "OUT_PAD_ID")
 
 
@@ -39,7 +41,8 @@ def load(
     values = {"tokenizer_dir": str(directory)} | parameters
     entries = {key: {"string_value": value} for key, value in values.items()}
     model = TritonPythonModel()
-    model.initialize({"model_config": json.dumps({**(model_config or {}), "parameters": entries})})
+    model_config = {**(model_config or {}), "parameters": entries}
+    model.initialize({**NAMES, "model_config": json.dumps(model_config)})
     return model
 
 
@@ -264,11 +267,20 @@ def test_an_unexpected_error_is_internal_and_keeps_its_traceback_to_itself(
     assert "Traceback" not in message
 
 
+def test_refusals_are_counted_by_code(model: TritonPythonModel) -> None:
+    def refused(code: str) -> float:
+        return MetricFamily.values.get(("llm_requests_refused_total", ("1", code, "preprocessing")), 0)
+
+    before = {code: refused(code) for code in ("INVALID_ARG", "UNSUPPORTED")}
+    model.execute([request(), request("good"), request("x", IMAGE_URL=texts("y")), request(b"\xff")])
+    assert {code: refused(code) - count for code, count in before.items()} == {"INVALID_ARG": 2, "UNSUPPORTED": 1}
+
+
 def test_a_missing_tokenizer_fails_the_load_with_its_path(tmp_path: Path) -> None:
     model = TritonPythonModel()
     config = {"parameters": {"tokenizer_dir": {"string_value": str(tmp_path / "nowhere")}}}
     with pytest.raises(TritonModelException, match=r"nowhere.tokenizer\.json does not exist"):
-        model.initialize({"model_config": json.dumps(config)})
+        model.initialize({**NAMES, "model_config": json.dumps(config)})
 
 
 shapes = st.lists(st.integers(0, 3), min_size=1, max_size=3).map(tuple)

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from python_backend.engine.output import EngineStats
-from python_backend.telemetry import gauges, requests
+from python_backend.errors import Overloaded
+from python_backend.telemetry import gauges, refusals, requests
 from python_backend.telemetry.gauges import EngineMetrics
 from python_backend.telemetry.poller import Poller
+from python_backend.telemetry.refusals import Refusals
 from python_backend.telemetry.requests import RequestMetrics, RequestRecord
 
 LABELS = {"model": "tensorrt_llm", "version": "1"}
@@ -185,13 +187,15 @@ def test_the_time_per_token_is_that_of_one_sequence(factory):
 
 
 def test_refusals_are_counted_by_code(factory):
-    metrics = RequestMetrics(factory, LABELS)
-    metrics.refused("UNAVAILABLE")
-    assert factory.series["llm_requests_refused_total", "UNAVAILABLE"].value == 1
+    counter = Refusals(factory, LABELS)
+    for error in (Overloaded("full"), KeyError("surprise"), KeyError("another")):
+        counter.count(error)
+    found = {code: factory.series["llm_requests_refused_total", code].value for code in refusals.CODES}
+    assert found == {"UNAVAILABLE": 1, "INTERNAL": 2, "INVALID_ARG": 0, "UNSUPPORTED": 0, "NOT_FOUND": 0}
 
 
 def test_family_names_are_unique():
-    specs = [*gauges.GAUGES, *gauges.COUNTERS, *requests.HISTOGRAMS, *requests.COUNTERS]
+    specs = [*gauges.GAUGES, *gauges.COUNTERS, *requests.HISTOGRAMS, *requests.COUNTERS, *refusals.COUNTERS]
     assert len({spec.name for spec in specs}) == len(specs)
 
 

@@ -10,7 +10,7 @@ pytest.importorskip("opentelemetry.sdk", reason="the extra `tracing` is not inst
 
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from python_backend.errors import EngineFailure
+from python_backend.errors import EngineFailure, InvalidRequest
 from python_backend.request import GenerationRequest, SamplingParams
 from python_backend.telemetry.requests import RequestRecord
 from python_backend.telemetry.tracing import Tracing
@@ -68,6 +68,22 @@ def test_a_request_that_failed_in_its_prompt_has_no_decode_and_the_error(exporte
     whole = finished["text_completion demo"]
     assert whole.attributes["error.type"] == "EngineFailure"
     assert not whole.status.is_ok
+
+
+def test_a_refused_request_has_a_span_with_the_error_and_no_phases(exporter):
+    tracing = Tracing(exporter)
+    tracing.refused(PARENT, "demo", InvalidRequest("temperature is -1"))
+    tracing.stop()
+    (span,) = exporter.get_finished_spans()
+    assert span.name == "text_completion demo"
+    assert format(span.parent.span_id, "016x") == "b7ad6b7169203331"
+    assert dict(span.attributes) == {
+        "gen_ai.operation.name": "text_completion",
+        "gen_ai.provider.name": "triton_llm_stack",
+        "gen_ai.request.model": "demo",
+        "error.type": "InvalidRequest",
+    }
+    assert not span.status.is_ok
 
 
 def test_there_is_no_cost_without_prices_and_it_is_the_sum_with_them(exporter, monkeypatch):

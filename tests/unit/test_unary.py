@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from tests.unit import fake_pb_utils, fake_triton
 from tests.unit.fake_pb_utils import InferenceResponse, Tensor, TritonError, texts
-from tests.unit.fake_triton import Request
+from tests.unit.fake_triton import MetricFamily, Request
 
 fake_triton.install()
 
@@ -68,7 +69,7 @@ def fake_server(monkeypatch):
 @pytest.fixture
 def model(fake_server):
     model = unary.TritonPythonModel()
-    model.initialize({"model_name": "ensemble_unary"})
+    model.initialize({"model_name": "ensemble_unary", "model_version": "1"})
     yield model
     fake_server.release.set()
     model.finalize()
@@ -151,13 +152,57 @@ def test_a_call_whose_client_is_gone_is_stopped_by_its_id(model, fake_server):
     }
 
 
+def refused(code: str) -> float:
+    return MetricFamily.values.get(("llm_requests_refused_total", ("1", code, "ensemble_unary")), 0)
+
+
+def test_only_what_is_refused_here_is_counted_and_no_question_about_health(model, fake_server):
+    before = refused("INVALID_ARG")
+    fake_server.answer = [reply([], TritonError("too long", TritonError.INVALID_ARG))]
+    assert ask(model).sender.error.message() == "too long"
+    stream = {"stream": np.array([[True]]), "max_tokens": np.array([[1]], np.int32)}
+    model.execute([question := Request(stream, params='{"health": true}')])
+    assert question.sender.error.code() == TritonError.INVALID_ARG
+    assert refused("INVALID_ARG") == before
+    model.execute([Request(stream)])
+    assert refused("INVALID_ARG") == before + 1
+
+
+def test_the_trace_goes_along_as_a_parameter(fake_server, monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    model = unary.TritonPythonModel()
+    model.initialize({"model_name": "ensemble_unary", "model_version": "1"})
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    for context in (json.dumps({"traceparent": parent}), ""):
+        request = TracedRequest({"max_tokens": np.array([[1]], np.int32)})
+        request.context = context
+        model.execute([request])
+        request.sender.wait()
+    model.finalize()
+    assert [call["parameters"] for call in fake_server.calls] == [{"traceparent": parent}, {}]
+
+
+class TracedRequest(Request):
+    """One that Triton traces, or not."""
+
+    context = ""
+
+    def trace(self) -> Any:
+        return self
+
+    def get_context(self) -> str:
+        return self.context
+
+
 def test_more_calls_than_threads_are_refused_at_once(model, fake_server, monkeypatch):
+    before = refused("UNAVAILABLE")
     monkeypatch.setattr(unary, "MAX_REQUESTS", 2)
     fake_server.release.clear()
     running = [ask(model) for _ in range(2)]
-    refused = ask(model)
-    assert refused.sender.final.is_set()
-    assert refused.sender.error.code() == TritonError.UNAVAILABLE
+    rejected = ask(model)
+    assert rejected.sender.final.is_set()
+    assert rejected.sender.error.code() == TritonError.UNAVAILABLE
+    assert refused("UNAVAILABLE") == before + 1
     fake_server.release.set()
     for request in running:
         request.sender.wait()
