@@ -17,7 +17,7 @@ COUNT ?= 600
 
 # Each is an option of `python -m loadtests`, which explains them with --help.
 LOADTEST_OPTIONS = $(if $(filter-out file,$(origin SPEC)),--spec $(SPEC)) $(if $(QUICK),--quick) $(if $(UI),--ui) \
-	$(foreach name,WORKLOAD USERS LADDER RATES FIND TRANSPORT TRACE SPEED WORKERS COMPARE SEED,\
+	$(foreach name,WORKLOAD USERS LADDER RATES ARRIVALS FIND TRANSPORT TRACE SPEED WORKERS COMPARE SEED,\
 	$(if $($(name)),--$(shell echo $(name) | tr A-Z a-z) $($(name))))
 
 BOOTSTRAP := @$(PYTHON) scripts/bootstrap.py

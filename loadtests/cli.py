@@ -47,6 +47,7 @@ def _run(options: Options, command: Sequence[str]) -> int:
         return 0
     if options.compare is not None:
         files.read(options.compare)  # known to be readable before minutes are spent
+    files.prepare(options.out)
     progress = Console(stderr=True)
     if options.ui is not None:
         from loadtests import web
@@ -62,7 +63,9 @@ def _run(options: Options, command: Sequence[str]) -> int:
     summary(outcome, console)
     directory = files.write(outcome)
     print(f"report: {_short(directory / 'report.html')}")
-    if outcome.interrupted:
+    if isinstance(outcome.ended_by, LoadTestError):
+        raise outcome.ended_by
+    if outcome.ended_by is not None:
         return INTERRUPTED
     return 0 if outcome.verdict.passed else 1
 

@@ -93,7 +93,7 @@ def summary(outcome: Outcome, console: Console) -> None:
     console.print(table)
     verdict = outcome.verdict
     console.print(answer(verdict.as_dict(), outcome.options.slo.model_dump(), _kind(outcome)), style="bold")
-    for line in [*missed(verdict.as_dict()), *verdict.reasons]:
+    for line in [*missed(verdict.as_dict(), _kind(outcome)), *verdict.reasons]:
         console.print(f"  {line}", highlight=False)
     for line in verdict.cautions:
         console.print(f"  note: {line}", highlight=False, style="yellow")

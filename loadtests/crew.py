@@ -15,7 +15,7 @@ from gevent.event import Event
 
 from loadtests import clock
 from loadtests.arrivals import Arrivals
-from loadtests.exchange import Exchange, unfinished
+from loadtests.exchange import Exchange, Pieces
 from loadtests.records import Record
 from loadtests.workloads import Item, Workload
 
@@ -86,6 +86,10 @@ class Crew:
         self.is_idle = process is None
         self._changed.set()
 
+    def resume(self) -> None:
+        """Closed loop again after a stop; nothing changes while arrivals are set."""
+        self.is_idle = False
+
     def open_since(self) -> list[float]:
         """When each request under way was meant to start."""
         return [intended_at for _, intended_at in self._open.values()]
@@ -114,14 +118,14 @@ class Crew:
         return ((number, after_s) for number, after_s in enumerate(times) if number % self._of == self._number)
 
     def _send(self, item: Item, intended_at: float) -> None:
-        key = id(item)
+        key, pieces = id(item), Pieces(intended_at)
         self._open[key] = (item, intended_at)
         record = None
         try:
-            record = self._exchange(item, intended_at)
+            record = self._exchange(item, pieces)
         finally:  # also when this greenlet is killed
             del self._open[key]
-            self._finished(record or unfinished(item, self._exchange.transport, intended_at))
+            self._finished(record or self._exchange.unfinished(item, pieces))
 
     def _watch_lag(self) -> None:
         while True:

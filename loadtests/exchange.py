@@ -51,24 +51,14 @@ class Exchange:
         """Close the connections."""
         self._client.close()
 
-    def __call__(self, item: Item, intended_at: float) -> Record:
+    def __call__(self, item: Item, pieces: Pieces) -> Record:
         """Send an item and wait for its end. Failures of the request are in the record, never raised.
 
         Raises:
-            BaseException: this user was killed; the stream is then cancelled on the server.
+            BaseException: this user was killed; the stream is then cancelled on the server, and what came of it is in
+                `pieces`: see unfinished().
         """
-        pieces = _Pieces(intended_at)
-        known = {
-            "index": item.index,
-            "workload": item.workload,
-            "transport": self.transport,
-            "intended_at": intended_at,
-            "sent_s": clock.now() - intended_at,
-            "streamed": self.streamed,
-            "adapter": item.adapter,
-            "max_tokens": item.max_tokens,
-            "shared_tokens": item.shared_tokens,
-        }
+        known = self._known(item, pieces, clock.now() - pieces.intended_at)
         try:
             result = self._ask(self._request(item), pieces.add)
         except ClientError as error:
@@ -79,6 +69,24 @@ class Exchange:
         if problem is not None:
             return pieces.record(known, error=BROKEN_STRUCTURE, message=problem, **_facts(result))
         return pieces.record(known, **_facts(result))
+
+    def unfinished(self, item: Item, pieces: Pieces) -> Record:
+        """The record of a request that was still running when the test gave up on it."""
+        message = f"no complete answer after {clock.now() - pieces.intended_at:.1f} s, when the test ended"
+        return pieces.record(self._known(item, pieces, 0.0), error=UNFINISHED, message=message)
+
+    def _known(self, item: Item, pieces: Pieces, sent_s: float) -> dict[str, Any]:
+        return {
+            "index": item.index,
+            "workload": item.workload,
+            "transport": self.transport,
+            "intended_at": pieces.intended_at,
+            "sent_s": sent_s,
+            "streamed": self.streamed,
+            "adapter": item.adapter,
+            "max_tokens": item.max_tokens,
+            "shared_tokens": item.shared_tokens,
+        }
 
     def _request(self, item: Item) -> GenerateRequest:
         understood = self._client.info().inputs
@@ -98,11 +106,11 @@ class Exchange:
             return stream.result
 
 
-class _Pieces:
+class Pieces:
     """What of a stream has arrived."""
 
     def __init__(self, intended_at: float) -> None:
-        self._intended_at = intended_at
+        self.intended_at = intended_at
         self._when: list[float] = []
         self._tokens: list[int] = []
 
@@ -112,7 +120,7 @@ class _Pieces:
         # A server that does not count (upstream's older templates) is taken to send one token at a time.
         tokens = chunk.num_output_tokens if chunk.num_output_tokens is not None else int(bool(chunk.text))
         if chunk.text or tokens:
-            self._when.append(when - self._intended_at)
+            self._when.append(when - self.intended_at)
             self._tokens.append(tokens)
 
     def record(self, known: dict[str, Any], **facts: Any) -> Record:
@@ -121,7 +129,7 @@ class _Pieces:
             facts["output_tokens"] = sum(self._tokens)
         return Record(
             **known,
-            end_s=clock.now() - self._intended_at,
+            end_s=clock.now() - self.intended_at,
             chunk_s=tuple(self._when),
             chunk_tokens=tuple(self._tokens),
             **facts,
@@ -142,20 +150,3 @@ def _queue_s(result: Result) -> float | None:
     if arrived is None or scheduled is None:
         return None
     return max(0.0, float(int(scheduled.flat[0]) - int(arrived.flat[0])) / 1e9)
-
-
-def unfinished(item: Item, transport: str, intended_at: float) -> Record:
-    """The record of a request that was still running when the test gave up on it."""
-    waited = clock.now() - intended_at
-    return Record(
-        index=item.index,
-        workload=item.workload,
-        transport=transport,
-        intended_at=intended_at,
-        sent_s=0.0,
-        end_s=waited,
-        adapter=item.adapter,
-        max_tokens=item.max_tokens,
-        error=UNFINISHED,
-        message=f"no complete answer after {waited:.1f} s, when the test ended",
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,20 @@ from loadtests.report.page import page
 from loadtests.results import StageResult
 
 NAMES = ("report.html", "report.json", "requests.csv", "stages.csv", "trace.jsonl")
+
+
+def prepare(out: Path) -> None:
+    """Make the directory of the reports, before minutes are spent.
+
+    Raises:
+        UsageFault: nothing can be written there.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise UsageFault(f"No report can be written to {out} ({error.strerror}); give another --out.") from None
 
 
 def write(outcome: Outcome) -> Path:
@@ -82,12 +97,15 @@ def _write_requests(path: Path, outcome: Outcome) -> None:
     measured = [metric for metric in metrics.RECORD_METRICS if metric.unit == "s"]
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["stage", "counted", *_FIELDS, *(f"{metric.tag}_s" for metric in measured), "responses"])
+        writer.writerow(
+            ["stage", "counted", *_FIELDS, *(f"{metric.tag}_s" for metric in measured), "responses", "response_s"]
+        )
         for record in sorted(outcome.records, key=lambda record: record.intended_at):
             label, counted = _stage_of(record, outcome.results)
             values = [getattr(record, name) for name in _FIELDS]
             times = [metric.of(record) for metric in measured]
-            writer.writerow([label, int(counted), *values, *times, len(record.chunk_s)])
+            moments = " ".join(f"{moment:.4f}" for moment in record.chunk_s)
+            writer.writerow([label, int(counted), *values, *times, len(record.chunk_s), moments])
 
 
 def _stage_of(record: Record, results: Sequence[StageResult]) -> tuple[str, bool]:

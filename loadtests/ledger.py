@@ -59,15 +59,19 @@ class Ledger:
         return sum(map(len, self._open.values()))
 
     def tool_use(self, begin: float, end: float) -> dict[str, float]:
-        """Cores used by this tool's processes with users, and their longest delay in seconds, between two moments."""
-        cores = 0.0
-        lag = 0.0
+        """What this tool's processes with users took between two moments.
+
+        Returns:
+            `cores` of all of them, `busiest` of them alone, and `lag_s`, their longest delay in seconds.
+        """
+        cores = busiest = lag = 0.0
         for worker in {health.worker for health in self.health}:
             seen = [health for health in self.health if health.worker == worker and begin <= health.at <= end]
             if len(seen) > 1:
-                cores += (seen[-1].cpu_s - seen[0].cpu_s) / (seen[-1].at - seen[0].at)
+                used = (seen[-1].cpu_s - seen[0].cpu_s) / (seen[-1].at - seen[0].at)
+                cores, busiest = cores + used, max(busiest, used)
             lag = max([lag, *(health.lag_s for health in seen)])
-        return {"cores": cores, "lag_s": lag}
+        return {"cores": cores, "busiest": busiest, "lag_s": lag}
 
 
 def next_index(records: Sequence[Record]) -> int:

@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from loadtests.errors import UsageFault
 from loadtests.slo import Slo, load
@@ -31,7 +31,7 @@ class Options:
     slo: Slo
     workload: str
     transport: TransportName
-    required: int | None  # users that have to be held; None: no ladder of users
+    required: float | None  # load that has to be held, users or the highest rate asked for; None: how much does?
     ladder: tuple[int, ...]
     rates: tuple[float, ...]
     find: bool
@@ -47,6 +47,8 @@ class Options:
     grpc_url: str | None
     metrics_url: str | None
     spec: Path | None
+    arrivals: Literal["poisson", "even"]
+    max_seq_len: int
     workers: int
     bind: str | None
     ui: int | None
@@ -67,7 +69,8 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     slo = load(given.slo)
     workload = given.workload or ("replay" if given.trace else slo.workload)
     if workload not in WORKLOADS:
-        raise UsageFault(f"There is no workload {workload!r}; there are {', '.join(WORKLOADS)}.")
+        who = "" if given.workload else f" (from the SLO {given.slo})"
+        raise UsageFault(f"There is no workload {workload!r}{who}; there are {', '.join(WORKLOADS)}.")
     if given.transport == "http-generate" and {"ttft", "tpot", "itl", "icl", "ttst"} & set(slo.limits_s):
         raise UsageFault(
             f"The SLO {slo.name} limits what only a stream has ({', '.join(slo.limits_s)}); http-generate "
@@ -76,12 +79,19 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     if workload == "replay" and (given.trace is None or not given.trace.is_file()):
         lacks = "needs a trace: TRACE=path" if given.trace is None else f"needs a trace; there is no file {given.trace}"
         raise UsageFault(f"The workload replay {lacks}.")
+    if given.ui is not None and (given.find or given.rates or workload in ("replay", "burst")):
+        raise UsageFault(
+            "Locust's page sets users: --ui does not go with --find, --rates, a trace or the workload burst."
+        )
     rates = given.rates or (WORKLOADS[workload].rates or ())
     by_rate = bool(rates) or given.find is not None or workload == "replay"
-    required = None if by_rate else given.users or slo.users
+    users = given.users or slo.users
     ladder = given.ladder or (QUICK_LADDER if given.quick else LADDER)
-    if required is not None and required not in ladder:
-        ladder = tuple(sorted({*ladder, required}))
+    required: float | None = users
+    if by_rate:
+        required = max(given.rates) if given.rates and not given.find else None
+    elif users not in ladder:
+        ladder = (*ladder, users)
     base = SEARCH if given.find else QUICK if given.quick else Timing()
     return Options(
         slo=slo,
@@ -103,6 +113,8 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         grpc_url=given.grpc_url,
         metrics_url=given.metrics_url,
         spec=given.spec,
+        arrivals=given.arrivals,
+        max_seq_len=given.max_seq_len,
         workers=given.workers,
         bind=given.bind,
         ui=given.ui,
@@ -118,7 +130,8 @@ def _timing(base: Timing, given: argparse.Namespace) -> Timing:
     return Timing(
         warmup_s=base.warmup_s if given.warmup_s is None else given.warmup_s,
         window_s=window_s,
-        min_requests=base.min_requests,
+        # A search stops when it is sure; with shorter trials it takes more of them.
+        min_requests=round(base.min_requests * window_s / base.window_s) if given.find else base.min_requests,
         max_window_s=max(2 * window_s, base.max_window_s),
         grace_s=base.grace_s,
     )
@@ -141,6 +154,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--users", type=_positive, help="requests in flight that have to be held (default: what the SLO says)")
     add("--ladder", type=_numbers(int), help="numbers of users to try, 1,2,4 … (default: 1 to 32)")
     add("--rates", type=_numbers(float), help="open loop: requests per second to try, 0.5,1,2 …")
+    add("--arrivals", choices=["poisson", "even"], default="poisson", help="open loop: at random or evenly spaced")
     add("--find", choices=["max"], help="search the highest rate that meets the SLO")
     add("--quick", action="store_true", help="three short stages: a look, not a measurement")
     add("--warmup-s", type=float, help="of each stage, not counted")
@@ -151,6 +165,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--salt", help="of the words of the prompts; default: new ones each time, which no cache has seen")
     add("--trace", type=Path, help="for --workload replay: our JSONL, Mooncake, Azure or BurstGPT")
     add("--trace-scale", type=float, default=1.0, help="of its prompt and answer lengths (default: %(default)s)")
+    add("--max-seq-len", type=_positive, default=4096, help="tokens to which requests of a trace are shortened")
     add("--speed", type=float, default=1.0, help="of its arrivals: 2 is twice as fast (default: %(default)s)")
     add("--workers", type=_positive, default=1, help="processes to make the load (default: %(default)s)")
     add("--bind", metavar="HOST:PORT", help="wait there for --workers started elsewhere, instead of starting them")

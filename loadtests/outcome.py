@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from loadtests.errors import LoadTestError
 from loadtests.metrics import RequestLatency, TimePerOutputToken, TimeToFirstToken
 from loadtests.options import Options
 from loadtests.records import UNFINISHED, Record
@@ -36,7 +37,7 @@ class Outcome:
     machine: dict[str, Any]
     salt: str
     search: Found | None = None
-    interrupted: bool = False
+    ended_by: KeyboardInterrupt | LoadTestError | None = None  # what ended it early
     command: Sequence[str] = field(default_factory=tuple)
 
 

@@ -17,6 +17,7 @@ from loadtests.samples import ecdf, summary
 from loadtests.slo import Check, Slo
 from loadtests.stages import Stage
 
+_AIPERF = ("aiperf_requests_per_s", "aiperf_output_tokens_per_s", "aiperf_total_tokens_per_s")
 _MESSAGES = 3  # kept of each class of errors
 
 
@@ -60,7 +61,7 @@ class StageResult:
             "groups": self.groups,
             "server": self.server,
             "tool": self.tool,
-            "ecdf": {tag: ecdf(_values(self.records, tag)) for tag in ("ttft", "tpot", "latency")},
+            "ecdf": {tag: ecdf(_values(self.records, tag)) for tag in ("ttft", "tpot", "icl", "latency")},
         }
 
 
@@ -105,14 +106,16 @@ def _abandoned(start: float, stage: Stage) -> Record:
 
 
 def _values(records: Sequence[Record], tag: str) -> list[float]:
+    if tag == metrics.InterChunkLatency.tag:
+        return [gap for record in records for gap in metrics.InterChunkLatency.of(record)]
     metric = next(found for found in metrics.RECORD_METRICS if found.tag == tag)
     return [value for record in records if (value := metric.of(record)) is not None]
 
 
 def _metrics(records: Sequence[Record]) -> dict[str, dict[str, float]]:
     found = {metric.tag: summary(_values(records, metric.tag)) for metric in metrics.RECORD_METRICS}
-    gaps = [gap for record in records for gap in metrics.InterChunkLatency.of(record)]
-    return {**found, metrics.InterChunkLatency.tag: summary(gaps)}
+    gaps = metrics.InterChunkLatency.tag
+    return {**found, gaps: summary(_values(records, gaps))}
 
 
 def _rates(counted: Sequence[Record], everything: Sequence[Record], stage: Stage, slo: Slo) -> dict[str, float]:
@@ -127,7 +130,21 @@ def _rates(counted: Sequence[Record], everything: Sequence[Record], stage: Stage
         "goodput_per_s": metrics.Goodput.of(counted, window, slo.is_good),
         "good_fraction": metrics.GoodFraction.of(counted, slo.is_good),
         "error_rate": metrics.ErrorRate.of(counted),
+        **_over_the_run(counted),
     }
+
+
+def _over_the_run(counted: Sequence[Record]) -> dict[str, float]:
+    """Throughput as AIPerf has it: from the first request to the last response, ramp-up and end included."""
+    duration_s = metrics.BenchmarkDuration.of(counted)
+    if duration_s <= 0:
+        return dict.fromkeys(_AIPERF, 0.0)
+    throughputs = (
+        metrics.RequestThroughput.of(counted, duration_s),
+        metrics.OutputTokenThroughput.of(counted, duration_s),
+        metrics.TotalTokenThroughput.of(counted, duration_s),
+    )
+    return dict(zip(_AIPERF, throughputs, strict=True))
 
 
 def _lengths(records: Sequence[Record]) -> dict[str, float]:

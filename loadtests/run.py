@@ -17,9 +17,9 @@ from tritonclient.utils import InferenceServerException
 
 from clients.adapter_list import adapters
 from loadtests import clock, search, stages, swarm
-from loadtests.arrivals import Arrivals, Bursts, Counted, Poisson, Recorded
+from loadtests.arrivals import Arrivals, Bursts, Counted, Even, Poisson, Recorded
 from loadtests.bench import machine
-from loadtests.errors import UsageFault
+from loadtests.errors import EnvironmentFault, UsageFault
 from loadtests.job import Job
 from loadtests.options import Options
 from loadtests.outcome import Outcome
@@ -41,6 +41,7 @@ _MEET = 0.25  # requests in flight on average
 _BUSY = 0.25  # load average per core from which on somebody else takes part of the machine
 
 _INTERRUPTED = "Interrupted: these are the stages that were over by then."
+_LOST = "The stages below were over by then."
 
 
 class Watcher(Protocol):
@@ -68,8 +69,10 @@ class Test:
 
     __test__ = False  # for pytest
 
-    def __init__(self, options: Options, swarm: Swarm, job: Job, scraper: Scraper, watcher: Watcher) -> None:
-        self._options, self._swarm, self._job = options, swarm, job
+    def __init__(
+        self, options: Options, server: Server, swarm: Swarm, job: Job, *, scraper: Scraper, watcher: Watcher
+    ) -> None:
+        self._options, self._server, self._swarm, self._job = options, server, swarm, job
         self._scraper, self._watcher = scraper, watcher
         self.results: list[StageResult] = []
         self.found: search.Found | None = None
@@ -87,12 +90,21 @@ class Test:
         else:
             for users in options.ladder:
                 self._keep(stages.closed(self._swarm, users, options.timing, self._progress))
+        return self.judge()
+
+    def judge(self) -> Verdict:
+        """What the stages that are over say."""
+        options = self._options
+        if options.workload == Replay.name and not options.rates and self.results:
+            return of_ladder(self.results, self.results[0].stage.load, options.slo)
         return of_ladder(self.results, options.required, options.slo)
 
     def _find(self) -> Verdict:
         options = self._options
         self._watcher.say("a first look, to know where to begin")
-        probe = stages.closed(self._swarm, options.slo.users, _PROBE, self._progress)
+        short = replace(_PROBE, warmup_s=min(_PROBE.warmup_s, options.timing.warmup_s))
+        short = replace(short, window_s=min(_PROBE.window_s, options.timing.window_s))
+        probe = stages.closed(self._swarm, options.slo.users, short, self._progress)
         self._swarm.abandon()
         self._swarm.settle(clock.now(), _PROBE.grace_s)
         seen = self._judge(probe)
@@ -110,7 +122,10 @@ class Test:
                 first_index = number * _PATTERN
                 return self._opened(rate, arrivals, options.timing.for_rate(rate, _GROUP), first_index)
 
-            return self._keep(undisturbed(measured, stolen.share, self._watcher.say)).worst.use
+            # Whose processors they would be is known of this machine only.
+            here = self._server.started_here
+            stage = undisturbed(measured, stolen.share, self._watcher.say) if here else measured()
+            return self._keep(stage).worst.use
 
         self.found = search.find_max(trial, begun, lowest=lowest)
         return of_search(self.results, self.found, options.slo)
@@ -118,6 +133,11 @@ class Test:
     def _replay(self) -> None:
         rows = self._job.make_workload()
         assert isinstance(rows, Replay)
+        if rows.shortened:
+            self._watcher.say(
+                f"{rows.shortened} of {len(rows.rows)} requests are longer than {self._job.max_seq_len} tokens and are "
+                "shortened; --max-seq-len says what the server takes, --trace-scale makes all of them shorter"
+            )
         arrivals = Recorded(tuple(row.at_s for row in rows.rows), self._options.speed)
         length_s = arrivals.at_s[-1] / arrivals.speed
         rate = len(arrivals.at_s) / max(length_s, 1.0)
@@ -128,6 +148,8 @@ class Test:
     def _arrivals(self, rate: float, seed: int, group: int | None = None) -> Arrivals:
         if self._options.workload == "burst":
             return Bursts(rate, BURST_SIZE, seed)
+        if self._options.arrivals == "even":
+            return Even(rate)
         return Poisson(rate, seed) if group is None else Counted(rate, group, seed)
 
     def _open_stage(self, rate: float, arrivals: Arrivals, timing: stages.Timing) -> StageResult:
@@ -137,13 +159,19 @@ class Test:
         return stages.opened(self._swarm, rate, arrivals, timing, self._progress, first_index=first_index)
 
     def _progress(self, stage: Stage, part: str, share: float) -> None:
+        self._check()
         ledger = self._swarm.ledger
         ended = [record for record in ledger.records if record.end_at >= stage.begin]
         failed = sum(not record.ok for record in ended)
         note = f"{len(ended)} answered, {ledger.open_count} under way" + (f", {failed} failed" if failed else "")
         self._watcher.progress(stage, part, share, note)
 
+    def _check(self) -> None:
+        self._server.check_running()
+        self._swarm.check()
+
     def _keep(self, stage: Stage) -> StageResult:
+        self._check()  # a stage at whose end nobody was there any more is none
         result = self._judge(stage)
         self.results.append(result)
         self._watcher.result(result)
@@ -166,16 +194,17 @@ def perform(options: Options, watcher: Watcher, command: Sequence[str]) -> Outco
         scraper = Scraper(server.metrics_url)
         scraper.start()
         begun_at = clock.now()
-        test = Test(options, users, job, scraper, watcher)
-        interrupted = False
+        test = Test(options, server, users, job, scraper=scraper, watcher=watcher)
+        ended_by: KeyboardInterrupt | EnvironmentFault | None = None
         try:
             verdict = test.run()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, EnvironmentFault) as error:
             if not test.results:
                 raise
-            interrupted = True
-            verdict = of_ladder(test.results, options.required, options.slo)
-            verdict = replace(verdict, cautions=(_INTERRUPTED, *verdict.cautions))
+            ended_by = error
+            verdict = test.judge()
+            why = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else f"{error} {_LOST}"
+            verdict = replace(verdict, cautions=(why, *verdict.cautions))
         finally:
             users.stop()
             scraper.stop()
@@ -191,7 +220,7 @@ def perform(options: Options, watcher: Watcher, command: Sequence[str]) -> Outco
             machine=about,
             salt=job.salt,
             search=test.found,
-            interrupted=interrupted,
+            ended_by=ended_by,
             command=command,
         )
 
@@ -236,6 +265,7 @@ def job_for(options: Options, server: Server) -> Job:
         adapters=names,
         trace=str(options.trace) if options.trace else None,
         trace_scale=options.trace_scale,
+        max_seq_len=options.max_seq_len,
         timeout_s=options.timeout_s,
         think_s=options.think_s,
     )

@@ -16,7 +16,7 @@ Array = NDArray[np.float64]
 Trial = Callable[[float], float]
 """A rate -> measured / limit of the worst check: up to 1 the SLO is met. Infinite when nothing could be measured."""
 
-MARGIN = 0.025
+MARGIN = 0.03
 _GROWTH = 1.6
 _LEAP, _AFAR = 3.0, 4.0  # where the use is so many times below or above 1
 _ASIDE = 1.05  # trials are made this much below and above the limit as it is known by then, in turns
@@ -27,6 +27,7 @@ _NEAR, _FAR = 0.2, 0.1  # what is further away, in the logarithm of the rate, ha
 _SLOPES = 0.6 * 1.1 ** np.arange(30)
 _USUAL_SLOPE, _USUAL_WEIGHT = 1.2, 0.02  # what is believed of a server before the first trial
 _STEPS = 201
+_RESAMPLES = 100
 _EASE = 0.5  # use of a trial that holds with ease
 
 
@@ -96,30 +97,40 @@ def crossing(trials: Sequence[tuple[float, float]]) -> Crossing:
 
     It is the line with the least sum of absolute deviations, which a few bad moments do not move; of equal ones the
     middle. It is found twice: among all, then near the first one with little weight for the trials far from it. The
-    margin is 1.25 σ / √n (the standard error of a median; σ is 1.25 times the mean absolute deviation) over the trials
-    that are near, divided by the slope; infinite below 8 of them.
+    margin is the standard deviation over 100 resamples of the trials (Efron's bootstrap); infinite below 8 near ones.
     """
     rates = np.log([rate for rate, _ in trials])
     uses = np.clip(np.log([max(use, 1e-9) for _, use in trials]), -_CLIP, _CLIP)
-    _, first = _line(rates, uses, np.ones(len(rates)), np.linspace(rates.min(), rates.max(), _STEPS))
+    everywhere = _Lines(rates, uses, np.linspace(rates.min(), rates.max(), _STEPS))
+    _, (first,) = everywhere.best(np.ones((1, len(rates))))
+    nearby = _Lines(rates, uses, first + np.linspace(-_NEAR, _NEAR, _STEPS))
     near = np.abs(rates - first) < _NEAR
-    slope, where = _line(rates, uses, np.where(near, 1.0, _FAR), first + np.linspace(-_NEAR, _NEAR, _STEPS))
-    error = math.inf
+    weights = np.where(near, 1.0, _FAR)
+    (slope,), (where,) = nearby.best(weights[None])
+    margin = math.inf
     if near.sum() >= _ENOUGH:
-        off = np.abs(uses - np.clip(slope * (rates - where), -_CLIP, _CLIP))[near]
-        error = 1.25 * 1.25 * float(off.mean()) / slope / math.sqrt(len(off))
-    return Crossing(math.exp(where), error, slope)
+        drawn = np.random.default_rng(0).multinomial(len(rates), np.full(len(rates), 1 / len(rates)), size=_RESAMPLES)
+        margin = float(nearby.best(drawn * weights)[1].std())
+    return Crossing(math.exp(where), margin, float(slope))
 
 
-def _line(rates: Array, uses: Array, weights: Array, places: Array) -> tuple[float, float]:
-    """The best slope and place of the crossing, of a grid of both."""
-    lines = np.clip(_SLOPES[:, None, None] * (rates - places[:, None]), -_CLIP, _CLIP)
-    loss = (np.abs(uses - lines) * weights).sum(axis=2) + _USUAL_WEIGHT * np.abs(np.log(_SLOPES / _USUAL_SLOPE))[
-        :, None
-    ]
-    slope, _ = np.unravel_index(loss.argmin(), loss.shape)
-    best = loss[slope] <= loss.min() + 1e-9
-    return float(_SLOPES[slope]), float(places[best].mean())
+class _Lines:
+    """A grid of lines, by slope and place of their crossing, and how far each trial is from each of them."""
+
+    def __init__(self, rates: Array, uses: Array, places: Array) -> None:
+        lines = np.clip(_SLOPES[:, None, None] * (rates - places[:, None]), -_CLIP, _CLIP)
+        self._places = places
+        self._off = np.abs(uses - lines).reshape(-1, len(rates))
+        self._unusual = np.repeat(_USUAL_WEIGHT * np.abs(np.log(_SLOPES / _USUAL_SLOPE)), len(places))[:, None]
+
+    def best(self, weights: Array) -> tuple[Array, Array]:
+        """Slope and place of the best line for each row of weights, float64 [n, trials]."""
+        loss = np.round(self._off @ weights.T + self._unusual, 9)  # equal lines are equal
+        low = loss.argmin(axis=0)
+        slopes, first = np.divmod(low, len(self._places))
+        of_slope = loss.reshape(len(_SLOPES), len(self._places), -1)[slopes, :, np.arange(len(slopes))]
+        last = len(self._places) - 1 - of_slope[:, ::-1].argmin(axis=1)
+        return _SLOPES[slopes], (self._places[first] + self._places[last]) / 2
 
 
 def _doubtful(trials: Sequence[tuple[float, float]]) -> float | None:

@@ -12,10 +12,11 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import gevent
 import urllib3
 
 from loadtests.errors import EnvironmentFault, UsageFault
@@ -32,7 +33,20 @@ class Server:
     http_url: str
     grpc_url: str  # host:port
     metrics_url: str | None
-    started_here: bool = False
+    process: subprocess.Popen[str] | None = field(default=None, compare=False)  # when it was started for the test
+
+    @property
+    def started_here(self) -> bool:
+        """Whether it was started for the test."""
+        return self.process is not None
+
+    def check_running(self) -> None:
+        """Raises:
+        EnvironmentFault: it was started for the test and has ended.
+        """
+        code = None if self.process is None else self.process.poll()
+        if code is not None:
+            raise EnvironmentFault(f"The server ended with code {code} during the test; its log says why.")
 
     @classmethod
     def at(cls, host: str, grpc_url: str | None = None, metrics_url: str | None = None) -> Server:
@@ -106,7 +120,8 @@ def _await_ready(process: subprocess.Popen[str], say: Callable[[str], None]) -> 
     for line in process.stdout:
         ready = _READY.match(line)
         if ready:
-            return Server(ready[1], ready[2], ready[3], started_here=True)
+            gevent.spawn(process.stdout.read)  # what it says from now on is in its log, and must not fill the pipe
+            return Server(ready[1], ready[2], ready[3], process)
         last.append(line.rstrip())
         say(line.rstrip())
     raise EnvironmentFault(f"The server ended with code {process.wait()} before it was ready: {' / '.join(last)}")

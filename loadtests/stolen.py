@@ -5,6 +5,7 @@ Knows nothing of load tests.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -12,7 +13,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 LIMIT = 0.03  # share of all processors' time
-_ATTEMPTS = 3
+_ATTEMPTS = 4
+_PAUSE_S = 10.0  # before the second; twice as long before each later one
 
 
 class Stolen:
@@ -38,7 +40,11 @@ class Stolen:
 
 
 def undisturbed(
-    measure: Callable[[], T], share: Callable[[], float], say: Callable[[str], None], attempts: int = _ATTEMPTS
+    measure: Callable[[], T],
+    share: Callable[[], float],
+    say: Callable[[str], None],
+    attempts: int = _ATTEMPTS,
+    pause: Callable[[float], None] = time.sleep,
 ) -> T:
     """What `measure` gives, anew while the host took more than LIMIT meanwhile: that says nothing of the server.
 
@@ -47,10 +53,14 @@ def undisturbed(
         share: see Stolen.share.
         say: told why it takes longer.
         attempts: after so many the last one counts, whatever the host did.
+        pause: waits so many seconds, for whoever disturbs to be done.
     """
+    pause_s = _PAUSE_S
     while True:
         share()
         found, attempts, taken = measure(), attempts - 1, share()
         if taken <= LIMIT or attempts <= 0:
             return found
-        say(f"the host took {taken:.0%} of this machine's processors meanwhile: once more")
+        say(f"the host took {taken:.0%} of this machine's processors meanwhile: once more in {pause_s:.0f} s")
+        pause(pause_s)
+        pause_s *= 2

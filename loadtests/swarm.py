@@ -15,6 +15,7 @@ from typing import Any
 
 import gevent
 from locust.env import Environment
+from locust.runners import STATE_MISSING
 
 from loadtests import clock
 from loadtests.arrivals import Arrivals
@@ -87,13 +88,31 @@ class Swarm:
         self._runner.send_message("abandon", None)
 
     def settle(self, moment: float, within_s: float) -> bool:
-        """Wait until everything that was meant to start before a moment is over; False when time runs out."""
+        """Wait until everything that was meant to start before a moment is over; False when time runs out.
+
+        Raises:
+            EnvironmentFault: as check().
+        """
         deadline = clock.now() + within_s
         while not self.ledger.is_settled(moment):
+            self.check()
             if clock.now() > deadline:
                 return False
             gevent.sleep(0.1)
         return True
+
+    def check(self) -> None:
+        """Raises:
+        EnvironmentFault: a worker is lost, and with it its share of the requests.
+        """
+        if not hasattr(self._runner, "clients"):
+            return
+        there = sum(client.state != STATE_MISSING for client in self._runner.clients.values())
+        if there < self._workers:
+            raise EnvironmentFault(
+                f"Only {there} of {self._workers} workers are left; without the share of the others nothing that is "
+                "measured now means anything."
+            )
 
     def stop(self) -> None:
         """End all users, and what they have under way."""

@@ -90,7 +90,7 @@ def of_search(results: Sequence[StageResult], found: Found, slo: Slo) -> Verdict
     missed = next((result for result in results if result.stage.load == found.misses and not result.met), None)
     verdict = of_ladder(results, None, slo)
     known = found.limit is not None and math.isfinite(found.limit.margin)
-    wide = found.limit is not None and found.limit.margin > search.MARGIN
+    wide = found.limit is not None and found.limit.margin > 2 * search.MARGIN
     return replace(
         verdict,
         passed=found.holds is not None,
@@ -145,10 +145,11 @@ def cautions(results: Sequence[StageResult]) -> list[str]:
             f"This tool itself was held up for up to {1000 * late:.0f} ms, which is part of the latencies: give it "
             "processor cores of its own, or WORKERS=2."
         )
-    busy = max((result.tool.get("cores", 0.0) for result in results), default=0.0)
+    busy = max((result.tool.get("busiest", 0.0) for result in results), default=0.0)
     if busy > _BUSY_CORES:
         found.append(
-            f"This tool used {busy:.1f} cores: with more load it becomes the bottleneck. Give it WORKERS=2 or more."
+            f"A process of this tool used {busy:.1f} cores, of which it can use one: with more load it becomes the "
+            "bottleneck. Give it more WORKERS."
         )
     unequal = [result for result in results if result.lengths.get("as_asked", 1.0) < 0.95]
     if unequal and not all(record.workload in ENDS_BY_ITSELF for result in results for record in result.records):

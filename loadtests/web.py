@@ -40,17 +40,26 @@ class _Session:
         self._options, self._server, self._swarm, self._scraper = options, server, swarm, scraper
         self._salt = salt
         self._begun_at = clock.now()
+        self._ended_at: float | None = None
+        self._users = 0
 
     def start(self, **_: Any) -> None:
         """A test was started in the browser."""
-        self._begun_at = clock.now()
+        self._begun_at, self._ended_at = clock.now(), None
         self._swarm.ledger.records.clear()
+
+    def spawned(self, user_count: int, **_: Any) -> None:
+        """As many users as were asked for are there."""
+        self._users = user_count
+
+    def stop(self, **_: Any) -> None:
+        """It was stopped there: what follows is no part of it."""
+        self._ended_at = clock.now()
 
     def outcome(self) -> Outcome:
         """What there is so far, as one stage."""
-        now = clock.now()
-        users = self._swarm.environment.runner.user_count
-        stage = Stage(users, "users", self._begun_at, self._begun_at, now, now)
+        end = self._ended_at or clock.now()
+        stage = Stage(self._users, "users", self._begun_at, self._begun_at, end, end)
         result = of_stage(stage, self._swarm.ledger, self._scraper.samples, self._options.slo)
         return Outcome(
             options=self._options,
@@ -99,6 +108,8 @@ def serve(options: Options, say: Callable[[str], None]) -> None:
         session = _Session(options, server, users, scraper, job.salt)
         environment = users.environment
         environment.events.test_start.add_listener(session.start)
+        environment.events.spawning_complete.add_listener(session.spawned)
+        environment.events.test_stop.add_listener(session.stop)
         sys.argv[1:] = []  # locust's page reads them, and ours are not locust's
         web_ui = environment.create_web_ui("127.0.0.1", port, delayed_start=True)
         web_ui.app.add_url_rule("/report", "report", lambda: page(as_dict(session.outcome()), None))

@@ -37,6 +37,7 @@ class Worker:
         self._runner.register_message("configure", self._configure, concurrent=True)
         self._runner.register_message("arrivals", self._arrivals)
         self._runner.register_message("abandon", self._stop)
+        environment.events.test_start.add_listener(self._resume)
         environment.events.test_stop.add_listener(self._stop)
         environment.events.quitting.add_listener(self._quitting)
 
@@ -81,6 +82,10 @@ class Worker:
             **crew.facts(),
         }
         self._runner.send_message("requests", report)
+
+    def _resume(self, environment: Any, **_: Any) -> None:
+        if environment.crew is not None:
+            environment.crew.resume()
 
     def _stop(self, environment: Any, **_: Any) -> None:
         if environment.crew is not None:

@@ -1,4 +1,4 @@
-"""Two sides, the same batches, in turns: what each did, and the ratio of neighbours in time.
+"""Two sides, batches alike, in turns: what each did, and the ratio of neighbours in time.
 
 Knows nothing of engines and servers.
 """
@@ -26,14 +26,26 @@ class Section:
 
 
 def in_turns(
-    drivers: Sequence[Driver], make_batch: Callable[[], Batch], rounds: int, say: Progress
+    drivers: Sequence[Driver],
+    make_batch: Callable[[], Batch],
+    rounds: int,
+    say: Progress,
+    *,
+    on_one_server: bool = False,
 ) -> dict[str, list[Run]]:
-    """Each round gives one batch to every driver; who begins changes from round to round."""
+    """Each round gives one batch to every driver; who begins changes from round to round.
+
+    Args:
+        on_one_server: the drivers share a prefix cache, in which the second would find what the first has asked: each
+            gets a batch of its own.
+    """
     runs: dict[str, list[Run]] = {driver.name: [] for driver in drivers}
     for number in range(rounds):
-        batch = make_batch()
+        batch = None
         order = list(drivers) if number % 2 == 0 else list(reversed(drivers))
         for driver in order:
+            if batch is None or on_one_server:
+                batch = make_batch()
             say(f"round {number + 1} of {rounds}: {driver.name}, {len(batch.prompts)} requests")
             runs[driver.name].append(driver.run(batch))
     return runs

@@ -68,7 +68,7 @@ def lora_scale(bench: Bench) -> Section:
             for driver in drivers:
                 driver.run(make())
             before = _Loads.of(server)
-            runs = in_turns(drivers, make, max(1, bench.rounds - 2), bench.say)
+            runs = in_turns(drivers, make, max(1, bench.rounds - 2), bench.say, on_one_server=True)
             loads = _Loads.of(server).since(before)
             ratios[str(count)] = ratio(runs, "adapters", "base")
             raw[str(count)] = {**speeds(runs), "loads": loads.as_data(sum(run.wall_s for run in runs["adapters"]))}

@@ -28,7 +28,7 @@ EXPLAINED = {
     "lora_idle": "Streams without adapters on a server that has 8 of them, over a server that has none.",
     "logprobs_5": "Streams with the five likeliest tokens at every place, over streams without, on one server.",
     "load_tool_overhead": "32 streams as the users of `make loadtest` count them, over the raw client, on one server.",
-    "capacity": "The highest rate within the SLO chat, found by a short `make loadtest FIND=max`.",
+    "capacity": "The highest rate within the SLO chat and its standard error, by a short `make loadtest FIND=max`.",
     "lora_scale": "Streams over so many adapters (rank 8, q and v), the n-th wanted 1/n as often as the first, over "
     "streams without. 64 fit into the server's cache; adapters come while it runs.",
     "mask_time": "Processor time to find the tokens that a schema allows next, along answers to 40 everyday schemas: "
@@ -56,8 +56,9 @@ def page(results: dict[str, Any]) -> str:
         "",
         "`make bench` measures all of this in one run (`QUICK=1`: a look) and writes `benchmarks/latest.json`;",
         "`.venv/bin/python -m loadtests.bench --render` makes this page of it. Both sides of a comparison get the same",
-        "batches in turns; a ratio is the median of the ratios of the rounds, and a figure the median over the rounds.",
-        "A loaded machine makes every figure worthless.",
+        "batches in turns, or batches alike where they share a server, whose prefix cache would know the second; a",
+        "ratio is the median of the ratios of the rounds, and a figure the median over the rounds. A loaded machine",
+        "makes every figure worthless.",
         "",
         f"Measured {results['date']} on {machine['cpu']}, {machine['cores']} cores"
         f" ({', '.join(machine['instructions'])}), load average at the start {machine['load_average']:.1f},"
@@ -104,9 +105,10 @@ def _capacity(raw: dict[str, Any]) -> str:
     if raw["requests_per_s"] is None:
         return f"Capacity: no rate within the SLO {raw['slo']} was found."
     first = f"; at {raw['misses_at']:.2f} the first limit missed is {raw['first']}" if raw["misses_at"] else ""
+    margin = f" ± {100 * raw['margin']:.1f} %" if raw.get("margin") is not None else ""
     return (
-        f"Capacity: {raw['requests_per_s']:.2f} requests/s arriving at random ({raw['output_tokens_per_s']:.0f} output "
-        f"tokens/s) within the SLO {raw['slo']}{first}."
+        f"Capacity: {raw['requests_per_s']:.2f} requests/s{margin} arriving at random "
+        f"({raw['output_tokens_per_s']:.0f} output tokens/s) within the SLO {raw['slo']}{first}."
     )
 
 

@@ -16,11 +16,14 @@ CONCURRENCY = 32
 
 
 def paired(name: str, bench: Bench, side: Driver, other: Driver) -> Section:
-    """Output tokens/s of one side over those of the other, both warmed up first."""
+    """Output tokens/s of one side over those of the other, both warmed up first.
+
+    They may share a server.
+    """
     drivers = (other, side)
     make = partial(bench.workload.same_length_text, CONCURRENCY, bench.prompt_tokens)
     for driver in drivers:
         bench.say(f"warming up {driver.name}")
         driver.run(make(math.ceil(bench.max_tokens / 16)))
-    runs = in_turns(drivers, partial(make, bench.max_tokens), bench.rounds, bench.say)
+    runs = in_turns(drivers, partial(make, bench.max_tokens), bench.rounds, bench.say, on_one_server=True)
     return Section(name, {str(CONCURRENCY): ratio(runs, side.name, other.name)}, {str(CONCURRENCY): speeds(runs)})

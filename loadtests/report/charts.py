@@ -93,12 +93,17 @@ def _throughput(report: Report, other: Report | None) -> str:
 
 def distributions(report: Report) -> list[str]:
     """Which share of the requests was answered within which time, a line per stage."""
-    return [chart for tag in ("ttft", "tpot", "latency") if (chart := _distribution(report, tag))]
+    return [chart for tag in ("ttft", "tpot", "icl", "latency") if (chart := _distribution(report, tag))]
 
 
 def _distribution(report: Report, tag: str) -> str:
-    titles = {"ttft": "Time to first token", "tpot": "Time per output token", "latency": "End to end latency"}
-    chosen = _spread([stage for stage in report["stages"] if stage["ecdf"][tag]], 6)
+    titles = {
+        "ttft": "Time to first token",
+        "tpot": "Time per output token",
+        "icl": "Gaps between responses",
+        "latency": "End to end latency",
+    }
+    chosen = _spread([stage for stage in report["stages"] if stage["ecdf"].get(tag)], 6)
     values = [value for stage in chosen for value, _ in stage["ecdf"][tag] if value > 0]
     if not values:
         return ""
@@ -114,7 +119,7 @@ def _distribution(report: Report, tag: str) -> str:
     for number, stage in enumerate(chosen):
         points = [(value, share) for value, share in stage["ecdf"][tag] if value > 0]
         plot.steps(points, f"r{number}", f"{stage['stage']['load']:.3g}")
-    return plot.figure("share of requests answered within")
+    return plot.figure("share of the gaps shorter than" if tag == "icl" else "share of requests answered within")
 
 
 def _spread(stages: list[Any], most: int) -> list[Any]:

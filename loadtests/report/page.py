@@ -41,7 +41,7 @@ def _head(report: Report, title: str) -> str:
     verdict = report["verdict"]
     kind = report["stages"][0]["stage"]["kind"] if report["stages"] else "users"
     chips = ""
-    for line in missed(verdict):
+    for line in missed(verdict, report["kind"]):
         style = "bad" if "Missed" in line else "good"
         chips += f'<span class="chip {style}">{escape(line)}</span>'
     if not chips:
@@ -87,6 +87,10 @@ def _figures(report: Report, other: Report | None) -> list[str]:
             drawn.insert(0, charts.search(report))
         parts.append(_section("Latency and throughput over the load", f'<div class="grid2">{"".join(drawn)}</div>'))
     parts.append(_section("Stages", tables.stages(report), "Red: over the limit. Bold: the highest load that holds."))
+    about = (
+        "Between two tokens (ITL) and two responses (gap), to the second response (TTST), and in the server's queue."
+    )
+    parts.append(_section("Latencies within an answer", tables.latencies(report), about))
     own = tables.server(report)
     if own:
         about = "The server's own figures, means over what counts. Announced: prompt tokens that the workload repeats."

@@ -5,6 +5,7 @@ Knows only the plain values of report.json.
 
 from __future__ import annotations
 
+import re
 from html import escape
 from typing import Any
 
@@ -12,7 +13,12 @@ from loadtests import metrics
 from loadtests.report.words import load, milliseconds
 
 Report = dict[str, Any]
-_PARITY = "Formulas as in AIPerf; percentiles over requests, linear between neighbours, nothing rounded before."
+_PARITY = (
+    "Formulas as in AIPerf; percentiles over requests, linear between neighbours, nothing rounded before. Throughput "
+    "is that of the window of a stage, where the load is steady; that from the first request to the last response, as "
+    "AIPerf has it, is in report.json and stages.csv (aiperf_…)."
+)
+_MORE = (("itl", "ITL"), ("icl", "gap"), ("ttst", "TTST"), ("queue", "queue"), ("latency", "answer"))
 
 
 def held(report: Report) -> dict[str, Any] | None:
@@ -94,6 +100,20 @@ def errors(report: Report) -> str:
     return _table(["class", "load", "requests", "what was said"], rows)
 
 
+def latencies(report: Report) -> str:
+    """A row per stage with the latencies that the table of stages has no room for."""
+    head = ["load"]
+    for _, name in _MORE:
+        head += [f"{name} p50", "p95", "p99"]
+    rows = []
+    for stage in report["stages"]:
+        cells = [f"<td>{escape(load(stage['stage']['load'], stage['stage']['kind']))}</td>"]
+        for tag, _ in _MORE:
+            cells += [f"<td>{milliseconds(stage['metrics'][tag].get(name))}</td>" for name in ("p50", "p95", "p99")]
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    return _table(head, rows)
+
+
 def groups(report: Report) -> str:
     """By workload and adapter at the highest load; empty when there is only one group."""
     found = report["stages"][-1]["groups"] if report["stages"] else {}
@@ -153,7 +173,7 @@ def method(report: Report) -> str:
         ("Workload", f"{settings['workload']}: {settings['about']}"),
         ("Load", _load_text(report)),
         ("Counted", _counted(timing)),
-        ("Asked by", f"{settings['transport']}, {settings['workers']} process(es), seed {settings['seed']}"),
+        ("Asked by", f"{settings['transport']}, {_processes(settings['workers'])}, seed {settings['seed']}"),
         (
             "Server",
             f"{report['server']['http']}" + (", started for this test" if report["server"]["started_here"] else ""),
@@ -183,6 +203,10 @@ def method(report: Report) -> str:
     return f"<dl>{listed}</dl><h2>What the words mean</h2><p>{_PARITY}</p><dl>{_definitions()}</dl>"
 
 
+def _processes(count: int) -> str:
+    return f"{count} process{'es' if count != 1 else ''}"
+
+
 def _load_text(report: Report) -> str:
     if report["kind"] == "users":
         think = report["settings"]["think_s"]
@@ -203,10 +227,12 @@ def _counted(timing: dict[str, float]) -> str:
 
 
 def _definitions() -> str:
-    defined = [*metrics.RECORD_METRICS, metrics.InterChunkLatency, metrics.Goodput, metrics.ErrorRate]
+    defined: list[Any] = [*metrics.RECORD_METRICS, metrics.InterChunkLatency, metrics.RequestThroughput]
+    defined += [metrics.OutputTokenThroughput, metrics.TotalTokenThroughput, metrics.BenchmarkDuration]
+    defined += [metrics.Goodput, metrics.GoodFraction, metrics.ErrorRate]
     found = []
     for metric in defined:
-        name = getattr(metric, "name", metric.__name__)
+        name = getattr(metric, "name", None) or re.sub(r"(?<!^)(?=[A-Z])", " ", metric.__name__).lower()
         tag = getattr(metric, "tag", "")
         label = tag.upper() if tag and len(tag) < 6 else name
         text = " ".join((metric.__doc__ or "").removeprefix("Formula: ").split())

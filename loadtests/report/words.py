@@ -73,11 +73,11 @@ def answer(verdict: dict[str, Any], slo: dict[str, Any], kind: str) -> str:
     return f"{held}{about}. At {load(misses, kind)} the first thing to give is {limit(first)}."
 
 
-def missed(verdict: dict[str, Any]) -> list[str]:
+def missed(verdict: dict[str, Any], kind: str) -> list[str]:
     """What was missed at the load that had to hold."""
     if verdict["required"] is None:
         return []
-    where = load(verdict["required"], "users")
+    where = load(verdict["required"], kind)
     if not verdict["missed"]:
         return [f"Required: {where}. Met."]
     return [f"Required: {where}. Missed: {'; '.join(limit(check) for check in verdict['missed'])}."]

@@ -27,9 +27,7 @@ class Replay(Workload):
     def item(self, index: int) -> Item:
         """The request at a position; after its end the trace begins again."""
         row = self.rows[index % len(self.rows)]
-        limit = self.setting.max_seq_len - 16  # room for a start token and rounding
-        output = max(1, min(self._scaled(row.output_tokens), limit // 2))
-        prompt = max(1, min(self._scaled(row.prompt_tokens), limit - output))
+        prompt, output = self._lengths(row)
         fields: dict[str, Any] = dict(FIXED_LENGTH)
         shared = 0
         if row.messages is not None:
@@ -39,6 +37,19 @@ class Replay(Workload):
         else:
             fields["text_input"], shared = self._text(index, row, prompt)
         return Item(index, self.name, fields, output, row.adapter, shared)
+
+    @property
+    def shortened(self) -> int:
+        """How many rows are longer than the server takes."""
+        wanted = (
+            (max(1, self._scaled(row.prompt_tokens)), max(1, self._scaled(row.output_tokens))) for row in self.rows
+        )
+        return sum(self._lengths(row) != lengths for row, lengths in zip(self.rows, wanted, strict=True))
+
+    def _lengths(self, row: traces.TraceRow) -> tuple[int, int]:
+        limit = self.setting.max_seq_len - 16  # room for a start token and rounding
+        output = max(1, min(self._scaled(row.output_tokens), limit // 2))
+        return max(1, min(self._scaled(row.prompt_tokens), limit - output)), output
 
     def _scaled(self, tokens: int) -> int:
         return round(tokens * self.setting.trace_scale)

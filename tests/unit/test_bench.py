@@ -77,6 +77,15 @@ def test_both_sides_get_the_same_batch_and_take_turns_in_beginning(tokenizer_fil
     assert speeds(runs)["a"]["tokens_per_s"] == 2 * speeds(runs)["b"]["tokens_per_s"] == 20
 
 
+def test_sides_on_one_server_never_get_what_it_has_cached(tokenizer_file: Path) -> None:
+    seen: list[tuple[str, Batch]] = []
+    workload = Workload(tokenizer_file, seed=1)
+    sides = [_Side("a", 1.0, seen), _Side("b", 2.0, seen)]
+    in_turns(sides, lambda: workload.same_length(2, 4, 10), 3, lambda _: None, on_one_server=True)
+    assert [name for name, _ in seen] == ["a", "b", "b", "a", "a", "b"]
+    assert len({prompt for _, batch in seen for prompt in batch.prompts}) == 12
+
+
 def test_a_ratio_compares_neighbours_in_time() -> None:
     """The machine gets slower by half from round to round; one side is always a quarter faster than the other."""
     runs = {

@@ -22,7 +22,7 @@ from loadtests.report.svg import Axis, nice
 from loadtests.results import of_stage
 from loadtests.scrape import Sample, summarize
 from loadtests.scrape import parse as parse_metrics
-from loadtests.search import Found
+from loadtests.search import Crossing, Found
 from loadtests.server import Server
 from loadtests.stages import Stage
 
@@ -174,7 +174,10 @@ def test_a_run_that_went_badly_has_a_page_too(kept: str) -> None:
 
 
 def test_a_search_is_drawn_and_is_plain_json() -> None:
-    done = replace(outcome(), search=Found(4.0, 16.0, [(1.0, 0.3), (4.0, 0.9), (16.0, 2.0), (64.0, math.inf)]))
+    done = replace(
+        outcome(),
+        search=Found(Crossing(6.0, 0.02, 1.0), 4.0, 16.0, [(1.0, 0.3), (4.0, 0.9), (16.0, 2.0), (64.0, math.inf)]),
+    )
     text = json.dumps(as_dict(done), allow_nan=False)
     assert "share of the tightest limit that was used" in page(json.loads(text), None)
 

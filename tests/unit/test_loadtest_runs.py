@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import signal
 import socket
@@ -16,13 +17,15 @@ import threading
 import time
 import urllib.request
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from loadtests import options, traces
-from loadtests.errors import UsageFault
+from loadtests.errors import EnvironmentFault, UsageFault
+from loadtests.server import Server
 from tests.unit.paced_server import PacedServer
 
 ROOT = Path(__file__).parents[2]
@@ -199,6 +202,15 @@ def test_locusts_page_runs_the_users_and_shows_our_report(tmp_path: Path) -> Non
             assert stats["stats"][0]["name"] == "chat"
             page = urllib.request.urlopen(f"{base}/report", timeout=10).read().decode()
             assert "It holds 3 users within the SLO chat" in page
+            urllib.request.urlopen(f"{base}/stop", data=b"", timeout=10)
+            assert "It holds 3 users" in urllib.request.urlopen(f"{base}/report", timeout=10).read().decode()
+            asked = len(server.seen)
+            again = urllib.request.Request(f"{base}/swarm", data=b"user_count=2&spawn_rate=2")
+            assert json.loads(urllib.request.urlopen(again, timeout=10).read())["success"]
+            deadline = time.monotonic() + 20
+            while len(server.seen) < asked + 10:
+                assert time.monotonic() < deadline, "the second start asks as the first one did"
+                time.sleep(0.2)
         finally:
             process.send_signal(signal.SIGINT)
             process.communicate(timeout=30)
@@ -207,6 +219,73 @@ def test_locusts_page_runs_the_users_and_shows_our_report(tmp_path: Path) -> Non
 
 def _stats(base: str) -> dict[str, Any]:
     return dict(json.loads(urllib.request.urlopen(f"{base}/stats/requests", timeout=10).read()))
+
+
+def test_a_search_finds_what_a_server_of_known_capacity_holds(tmp_path: Path) -> None:
+    """Two at once, some 0.13 s each (24 tokens of 5 ms and 10 ms): 15 requests/s at most, and less within 200 ms."""
+    with PacedServer(ttft_s=0.01, tpot_s=0.005, slots=2) as server:
+        timing = ["--warmup-s", "0.5", "--window-s", "1"]
+        done = run(server, tmp_path, "--find", "max", "--slo", "code", *timing)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"The highest rate within the SLO code is [\d.]+ requests/s ± [\d.]+ %\.", done.stdout), (
+        done.stdout
+    )
+    found = report(tmp_path)
+    assert 4 < found["verdict"]["estimate"] < 18
+    assert found["search"]["limit"]["rate"] == found["verdict"]["estimate"]
+    assert 4 <= len(found["search"]["trials"]) <= 14
+    answered = [row for row in requests(tmp_path) if not row["error"]]
+    assert all(len(row["response_s"].split()) == int(row["responses"]) for row in answered)
+
+
+def test_every_rate_that_was_asked_for_has_to_hold(tmp_path: Path) -> None:
+    with PacedServer(ttft_s=0.01, tpot_s=0.005, slots=1) as server:
+        done = run(server, tmp_path, "--rates", "4,12", "--arrivals", "even", "--slo", "code", *SHORT)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "It holds 4 requests/s within the SLO code" in done.stdout
+    assert "Required: 12 requests/s. Missed: TTFT p95" in done.stdout
+    slow = [float(row["intended_at"]) for row in requests(tmp_path) if row["stage"] == "4 requests/s"]
+    assert all(after - before == pytest.approx(0.25, abs=1e-3) for before, after in pairwise(slow))
+
+
+def test_a_lost_worker_ends_the_test_with_what_was_over(tmp_path: Path) -> None:
+    with PacedServer(ttft_s=0.01, tpot_s=0.001) as server:
+        process = subprocess.Popen(
+            command(server, tmp_path, "--workload", "code", *SHORT, "--ladder", "2,4,6,8", "--workers", "2"),
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if " users " in line and "tokens/s" in line:
+                break
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(children[0]), signal.SIGKILL)
+        rest, _ = process.communicate(timeout=90)
+    assert process.returncode == 3, "".join(lines) + rest
+    assert "Only 1 of 2 workers are left" in rest
+    assert report(tmp_path)["stages"]
+
+
+def test_a_server_that_was_started_for_the_test_and_ends_is_noticed() -> None:
+    with subprocess.Popen(["sleep", "60"], text=True) as process:
+        server = Server("http://127.0.0.1:1", "127.0.0.1:2", None, process)
+        server.check_running()
+        process.kill()
+        process.wait()
+        with pytest.raises(EnvironmentFault, match="ended with code -9 during the test"):
+            server.check_running()
+
+
+def test_a_place_where_no_report_can_be_written_is_noticed_first(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = run(None, tmp_path / "file", "--host", "127.0.0.1:1")
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: No report can be written to \S+ \(.*\); give another --out\.\n", done.stderr)
 
 
 def test_without_a_server_it_says_so(tmp_path: Path) -> None:
@@ -222,6 +301,8 @@ def test_without_a_server_it_says_so(tmp_path: Path) -> None:
         (["--slo", "none"], "There is no SLO 'none'"),
         (["--workload", "gossip"], "There is no workload 'gossip'; there are chat"),
         (["--transport", "http-generate"], "http-generate returns whole answers"),
+        (["--ui", "--find", "max"], "--ui does not go with --find"),
+        (["--ui", "--workload", "burst"], "--ui does not go with"),
     ],
 )
 def test_what_cannot_be_asked_for_is_said(given: Sequence[str], text: str) -> None:
@@ -233,5 +314,7 @@ def test_what_cannot_be_asked_for_is_said(given: Sequence[str], text: str) -> No
 def test_the_load_that_has_to_hold_is_always_tried() -> None:
     assert options.parse(["--users", "6"]).ladder == (1, 2, 4, 6, 8, 16, 32)
     assert options.parse(["--ladder", "1,8"]).ladder == (1, 4, 8), "the SLO says 4"
-    assert options.parse(["--rates", "1,2"]).required is None
+    assert options.parse(["--rates", "2,1"]).required == 2
+    assert options.parse(["--find", "max"]).required is None
+    assert options.parse(["--workload", "burst"]).required is None, "its rates are a ladder"
     assert options.parse(["--workload", "burst"]).rates == (0.5, 1.0, 2.0)

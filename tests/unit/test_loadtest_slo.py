@@ -128,6 +128,22 @@ def test_goodput_wants_every_limit_of_one_request() -> None:
     assert found.rates["goodput_per_s"] == 0.2
 
 
+def test_goodput_holds_a_request_against_the_highest_statistic_of_each_metric() -> None:
+    found = slo.Slo(name="x", limits_s={"ttft": {"p99": 2.0, "p50": 0.3}, "tpot": {"mean": 0.05}})
+    assert found.thresholds == {"ttft": 2.0, "tpot": 0.05}
+    assert found.is_good(stream(10.0, 1.9, 0.01))
+    assert not found.is_good(stream(10.0, 2.1, 0.01))
+
+
+def test_a_busy_process_is_a_caution_and_four_calm_ones_are_not() -> None:
+    calm, busy = (
+        replace(stage(1, 0.1, 0.02), tool={"cores": cores, "busiest": most, "lag_s": 0.0})
+        for cores, most in ((0.8, 0.2), (0.8, 0.8))
+    )
+    assert not any("bottleneck" in line for line in verdict.cautions([calm]))
+    assert any("used 0.8 cores, of which it can use one" in line for line in verdict.cautions([busy]))
+
+
 def test_the_answer_names_what_holds_what_gives_first_and_by_how_much() -> None:
     found = [stage(1, 0.1, 0.02), stage(4, 0.2, 0.03), stage(8, 0.6, 0.06), stage(16, 3.0, 0.09)]
     judged = verdict.of_ladder(found, 4, slo.load("chat"))
@@ -138,21 +154,29 @@ def test_the_answer_names_what_holds_what_gives_first_and_by_how_much() -> None:
         "It holds 4 users within the SLO chat (the limit is near 6.35). "
         "At 8 users the first thing to give is TPOT p95 60 ms, 20 % over 50 ms."
     )
-    assert missed(judged.as_dict()) == ["Required: 4 users. Met."]
+    assert missed(judged.as_dict(), "users") == ["Required: 4 users. Met."]
 
 
 def test_the_required_load_decides_and_says_by_how_much_it_was_missed() -> None:
     found = [stage(1, 0.1, 0.02), stage(8, 1.5, 0.02)]
     judged = verdict.of_ladder(found, 8, slo.load("chat"))
     assert not judged.passed
-    assert missed(judged.as_dict()) == ["Required: 8 users. Missed: TTFT p95 1.5 s, 50 % over 1 s."]
+    assert missed(judged.as_dict(), "users") == ["Required: 8 users. Missed: TTFT p95 1.5 s, 50 % over 1 s."]
     assert verdict.of_ladder(found, 1, slo.load("chat")).passed
+
+
+def test_a_missed_rate_says_everything_that_was_missed() -> None:
+    judged = verdict.of_ladder([stage(1, 0.1, 0.02), stage(2, 1.5, 0.06)], 2.0, slo.load("chat"))
+    assert not judged.passed
+    assert missed(judged.as_dict(), "rate") == [
+        "Required: 2 requests/s. Missed: TTFT p95 1.5 s, 50 % over 1 s; TPOT p95 60 ms, 20 % over 50 ms."
+    ]
 
 
 def test_a_load_that_had_to_hold_and_was_not_reached_is_no_pass() -> None:
     judged = verdict.of_ladder([stage(1, 0.1, 0.01)], 4, slo.load("chat"))
     assert not judged.passed
-    assert missed(judged.as_dict()) == []
+    assert missed(judged.as_dict(), "users") == []
 
 
 def test_a_stage_that_holds_above_one_that_does_not_is_not_what_holds() -> None:

@@ -38,13 +38,15 @@ def test_where_nobody_says_nothing_was_taken(tmp_path: Path, text: str) -> None:
         ([LIMIT], 1, 0),
         ([0.2, 0.0], 2, 1),
         ([0.2, 0.04, 0.01], 3, 2),
-        ([0.2, 0.2, 0.2], 3, 2),  # the last one counts
+        ([0.2, 0.2, 0.2, 0.2], 4, 3),  # the last one counts
     ],
 )
-def test_a_disturbed_measurement_is_made_again_twice_at_most(shares: list[float], found: int, said: int) -> None:
+def test_a_disturbed_measurement_is_made_again_three_times_at_most(shares: list[float], found: int, said: int) -> None:
     told: list[str] = []
+    waited: list[float] = []
     numbers = iter(range(1, 10))
     left = iter(value for share in shares for value in (0.9, share))  # 0.9: before it began, which does not count
-    assert undisturbed(lambda: next(numbers), lambda: next(left), told.append) == found
+    assert undisturbed(lambda: next(numbers), lambda: next(left), told.append, pause=waited.append) == found
     assert len(told) == said
+    assert waited == [10.0, 20.0, 40.0][:said], "longer each time, for whoever disturbs to be done"
     assert all("the host took" in text for text in told)
