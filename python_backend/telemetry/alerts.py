@@ -28,15 +28,27 @@ class Alert:
 _ACTIVE = value(gauges.REQUESTS, "active")
 _STEPS = value(gauges.GENERAL, "iteration_counter")
 _ALL_ENDED, _ERRORS = rate(requests.FINISHED), rate(requests.FINISHED, "error")
+_LOOK_AT_THE_LAUNCHER = (
+    "Look at the exit code and the last line of the launcher; a supervisor should have started it again."
+)
 
 ALERTS = (
     Alert(
-        "LLMServerDown",
+        "LLMNoServer",
         f"absent({value(health.HEALTHY)})",
         "2m",
         "critical",
         "No server exports its health.",
-        "Look at the exit code and the last line of the launcher; a supervisor should have started it again.",
+        _LOOK_AT_THE_LAUNCHER,
+    ),
+    # Whatever the job is called: a target that has had our gauge. One that is no target any more is not missed.
+    Alert(
+        "LLMServerDown",
+        f"up == 0 and on (instance, job) count_over_time({value(health.HEALTHY)}[1d])",
+        "2m",
+        "critical",
+        "The server {{ $labels.instance }} does not answer Prometheus.",
+        _LOOK_AT_THE_LAUNCHER,
     ),
     Alert(
         "LLMModelUnhealthy",

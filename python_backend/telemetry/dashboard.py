@@ -63,6 +63,15 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "short",
             {name: value(gauges.REQUESTS, name) for name in ("scheduled", "context", "waiting", "max")},
         ),
+        Panel(
+            "Work of a step",
+            "short",
+            {
+                "prompt tokens": value(gauges.INFLIGHT, "total_context_tokens"),
+                "sequences that decode": value(gauges.INFLIGHT, "generation_requests"),
+                "preempted sequences": value(gauges.INFLIGHT, "paused_requests"),
+            },
+        ),
         Panel("KV blocks", "short", {name: value(gauges.KV_CACHE, name) for name in ("used", "free", "max")}),
         Panel("KV cache in use", "percentunit", {"{{instance}}": value(gauges.KV_CACHE, "fraction")}),
         Panel(

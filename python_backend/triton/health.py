@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,7 +45,7 @@ def not_serving(reason: str) -> Overloaded:
 
 
 class Prober:
-    """Asks all parts, one after the other, and keeps what they said.
+    """Asks the parts, each from a thread of its own, and keeps what they said: one that hangs holds up no other.
 
     Args:
         ask: sends the question of one part; returns what is wrong with it, None when it lives and serves.
@@ -62,29 +64,40 @@ class Prober:
         self._ask, self._found, self._dead, self._clock = ask, found, dead, clock
         self._reasons: dict[str, str] = {}
         self._deaths = dict.fromkeys(PARTS, 0)
-        self._asking: tuple[str, float] | None = None
-        self._rounds = 0
+        self._open_since: dict[str, float] = {}  # questions without an answer, one that failed among them
+        self._unknown = set(PARTS)
+        self._telling = threading.Lock()  # what `found` is told last has to be what is so
 
-    def round(self) -> None:
-        """Ask every part once."""
-        for part in PARTS:
-            self._asking = (part, self._clock())
-            trouble = self._ask(part)
-            self._asking = None
+    def ask(self, part: str) -> None:
+        """Ask one part once; on any thread, but for each part on one."""
+        self._open_since.setdefault(part, self._clock())
+        trouble = self._ask(part)
+        with self._telling:
+            del self._open_since[part]
             self._take(part, trouble)
-        self._rounds += 1
+
+    def look(self) -> None:
+        """Tell of parts that do not answer; somebody calls it again and again."""
+        with self._telling:
+            for part in self._silent():
+                self._found(part, False)
 
     def reason(self) -> str | None:
-        """Why requests should go elsewhere; None when all is well."""
-        asking = self._asking
-        if asking is not None and self._clock() - asking[1] > ANSWER_S:
-            return f"{asking[0]} has not answered for {self._clock() - asking[1]:.0f} s."
-        if not self._rounds:
+        """Why requests should go elsewhere; None when all is well. Waits for nobody."""
+        for part, seconds in self._silent().items():
+            return f"{part} has not answered for {seconds:.0f} s."
+        if self._unknown:
             return "the first round of questions is under way."
         return next((f"{part}: {text}" for part, text in list(self._reasons.items())), None)
 
+    def _silent(self) -> dict[str, float]:
+        """For how many seconds each part has not answered that should have by now."""
+        now = self._clock()
+        return {part: now - since for part, since in list(self._open_since.items()) if now - since > ANSWER_S}
+
     def _take(self, part: str, trouble: str | None) -> None:
         self._found(part, trouble is None)
+        self._unknown.discard(part)
         if trouble is None:
             self._deaths[part] = 0
             self._reasons.pop(part, None)
@@ -104,8 +117,12 @@ class TritonPythonModel:
         self._closing = False
         labels = {"model": args["model_name"], "version": args["model_version"]}
         self._prober = Prober(_ask, HealthMetrics(pb_utils.MetricFamily, labels).set, _end_server)
-        self._poller = Poller("health", PERIOD_S, self._round, until=self._well, eager_s=LOADING_PERIOD_S)
-        self._poller.start()
+        self._pollers = [Poller("health", PERIOD_S, self._prober.look)]
+        for part in PARTS:
+            ask = partial(self._question, part)
+            self._pollers.append(Poller(f"health-{part}", PERIOD_S, ask, self._well, LOADING_PERIOD_S))
+        for poller in self._pollers:
+            poller.start()
         ShutdownWatcher(self._close).start()
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
@@ -119,9 +136,9 @@ class TritonPythonModel:
         """Ask no more."""
         self._close()
 
-    def _round(self) -> None:
+    def _question(self, part: str) -> None:
         if not self._closing:
-            self._prober.round()
+            self._prober.ask(part)
 
     def _well(self) -> bool:
         return self._prober.reason() is None

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 
 import pytest
+import yaml
 
 from python_backend.telemetry import __main__ as command
 from python_backend.telemetry.alerts import ALERTS
@@ -35,10 +36,53 @@ def test_promtool_takes_the_rules(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def _series(name, instance, values, job="llm"):
+    return {"series": f'{name}{{job="{job}", instance="{instance}"}}', "values": values}
+
+
+def _firing(name, at, *instances):
+    """What promtool is to find: the alert, at that time, for these servers and no others."""
+    alert = next(alert for alert in ALERTS if alert.name == name)
+    expected = [
+        {
+            "exp_labels": {"severity": alert.severity, "job": "llm", "instance": instance},
+            "exp_annotations": {
+                "summary": alert.summary.replace("{{ $labels.instance }}", instance),
+                "action": alert.action,
+            },
+        }
+        for instance in instances
+    ]
+    return {"alertname": name, "eval_time": at, "exp_alerts": expected}
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
+def test_one_of_two_servers_that_is_down_is_named_and_what_is_no_server_is_not(tmp_path):
+    series = [
+        _series("up", "one:8002", "1x60"),
+        _series("llm_model_healthy", "one:8002", "1x60"),
+        _series("up", "two:8002", "1x10 0x50"),
+        _series("llm_model_healthy", "two:8002", "1x10 stale"),
+        _series("up", "three:9187", "0x60", job="database"),
+    ]
+    checks = [
+        _firing("LLMServerDown", "11m"),
+        _firing("LLMServerDown", "20m", "two:8002"),
+        _firing("LLMNoServer", "20m"),
+    ]
+    tests = {
+        "rule_files": [str(command.FOLDER / "alerts.yaml")],
+        "tests": [{"interval": "1m", "input_series": series, "alert_rule_test": checks}],
+    }
+    (tmp_path / "tests.yaml").write_text(yaml.safe_dump(tests))
+    done = subprocess.run(["promtool", "test", "rules", tmp_path / "tests.yaml"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_every_family_is_on_the_dashboard_unless_it_is_of_another_batching():
     shown = " ".join(expressions())
     missing = {name for name in FAMILIES if not re.search(rf"\b{name}(_bucket)?\b", shown)}
-    assert missing == {"nv_trt_llm_v1_metrics", "nv_trt_llm_inflight_batcher_metrics"}
+    assert missing == {"nv_trt_llm_v1_metrics"}
 
 
 def test_panels_do_not_overlap_and_stay_inside():

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
 from python_backend.engine.output import EngineStats
 from python_backend.telemetry.health import PARTS, EngineHealth
 from tests.unit import fake_triton
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 fake_triton.install()
 
@@ -72,9 +76,18 @@ class Models:
     def __init__(self) -> None:
         self.now = 0.0
         self.trouble: dict[str, str] = {}
+        self.while_open: dict[str, Callable[[], None]] = {}  # called before the part answers
         self.healthy: dict[str, bool] = {}
         self.dead: list[str] = []
-        self.prober = health.Prober(self.trouble.get, self.healthy.__setitem__, self.dead.append, lambda: self.now)
+        self.prober = health.Prober(self.answer, self.healthy.__setitem__, self.dead.append, lambda: self.now)
+
+    def answer(self, part: str) -> str | None:
+        self.while_open.get(part, lambda: None)()
+        return self.trouble.get(part)
+
+    def round(self) -> None:
+        for part in PARTS:
+            self.prober.ask(part)
 
 
 @pytest.fixture
@@ -82,9 +95,10 @@ def models() -> Models:
     return Models()
 
 
-def test_nothing_is_known_before_the_first_round(models):
-    assert models.prober.reason() == "the first round of questions is under way."
-    models.prober.round()
+def test_nothing_is_known_before_every_part_has_answered(models):
+    for part in PARTS:
+        assert models.prober.reason() == "the first round of questions is under way."
+        models.prober.ask(part)
     assert models.prober.reason() is None
     assert models.healthy == dict.fromkeys(PARTS, True)
 
@@ -92,32 +106,60 @@ def test_nothing_is_known_before_the_first_round(models):
 @pytest.mark.parametrize("part", PARTS)
 def test_trouble_is_named_with_its_model_and_goes_away(models, part):
     models.trouble[part] = "no file tokenizer.json"
-    models.prober.round()
+    models.round()
     assert models.prober.reason() == f"{part}: no file tokenizer.json"
     assert models.healthy[part] is False
     models.trouble.clear()
-    models.prober.round()
+    models.round()
     assert models.prober.reason() is None
 
 
 def test_a_model_whose_process_has_ended_is_reported_once_and_not_at_its_first_silence(models):
     models.trouble["tensorrt_llm"] = "Stub process 'tensorrt_llm_0_0' is not healthy."
-    models.prober.round()
+    models.round()
     assert models.dead == []
     for _ in range(3):
-        models.prober.round()
+        models.round()
     assert models.dead == ["tensorrt_llm"]
 
 
-def test_a_model_that_does_not_answer_is_named_while_the_question_is_open(models):
+@pytest.mark.parametrize("part", PARTS)
+def test_a_model_that_does_not_answer_is_named_and_shown_while_the_question_is_open(models, part):
+    models.round()
     seen = []
 
-    def ask(part: str) -> None:
+    def hang() -> None:
         for models.now in (5.0, 11.0):
-            seen.append(models.prober.reason())
-        models.now = 0.0
+            models.prober.look()
+            seen.append((models.prober.reason(), dict(models.healthy)))
 
-    models.prober.round()
-    models.prober._ask = ask
-    models.prober.round()
-    assert seen[:2] == [None, "preprocessing has not answered for 11 s."]
+    models.while_open[part] = hang
+    models.round()
+    well = dict.fromkeys(PARTS, True)
+    assert seen == [(None, well), (f"{part} has not answered for 11 s.", well | {part: False})]
+    models.prober.look()
+    assert models.prober.reason() is None
+    assert models.healthy == well
+
+
+def test_the_other_models_are_asked_while_one_hangs(models):
+    models.round()
+    models.while_open["preprocessing"] = lambda: models.prober.ask("tensorrt_llm")
+    models.trouble["tensorrt_llm"] = "the engine has failed"
+    models.prober.ask("preprocessing")
+    assert models.healthy == {part: part != "tensorrt_llm" for part in PARTS}
+
+
+def test_a_question_that_cannot_be_sent_counts_as_not_answered_from_the_first_time_on(models):
+    models.round()
+
+    def fail() -> None:
+        raise RuntimeError("no shared memory")
+
+    models.while_open["postprocessing"] = fail
+    for models.now in (0.0, 6.0, 11.0):
+        with pytest.raises(RuntimeError):
+            models.prober.ask("postprocessing")
+    models.prober.look()
+    assert models.prober.reason() == "postprocessing has not answered for 11 s."
+    assert models.healthy["postprocessing"] is False
