@@ -110,7 +110,7 @@ def _distribution(report: Report, tag: str) -> str:
     limit = _limit_of(report, tag)
     low, high = min(values), max([*values, limit[0] if limit else 0.0])
     x = Axis(low / 1.1, high * 1.15, log=True)
-    plot = Plot(x, Axis(0, 1), title=titles[tag], width=300)
+    plot = Plot(x, Axis(0, 1), title=titles[tag])
     ticks = x.ticks()
     every = max(1, math.ceil(len(ticks) / 5))
     plot.axes([(value, milliseconds(value)) for value in ticks[::every]], lambda value: f"{100 * value:.0f} %")

@@ -95,7 +95,7 @@ def _figures(report: Report, other: Report | None) -> list[str]:
     if own:
         about = "The server's own figures, means over what counts. Announced: prompt tokens that the workload repeats."
         parts.append(_section("Inside the server", own, about))
-    spread = f'<div class="grid3">{"".join(charts.distributions(report))}</div>'
+    spread = f'<div class="grid2">{"".join(charts.distributions(report))}</div>'
     parts.append(_section("Distributions", spread, "A line per load; the further left and the steeper, the better."))
     lines = f'<div class="wide">{"".join(charts.timelines(report))}</div>'
     parts.append(

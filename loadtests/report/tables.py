@@ -18,7 +18,7 @@ _PARITY = (
     "is that of the window of a stage, where the load is steady; that from the first request to the last response, as "
     "AIPerf has it, is in report.json and stages.csv (aiperf_…)."
 )
-_MORE = (("itl", "ITL"), ("icl", "gap"), ("ttst", "TTST"), ("queue", "queue"), ("latency", "answer"))
+_MORE = (("itl", "ITL"), ("icl", "gap"), ("ttst", "TTST"), ("queue", "queue"))
 
 
 def held(report: Report) -> dict[str, Any] | None:
