@@ -26,7 +26,9 @@ _PLACE = re.compile(r"(input|output|parameter|step) ([^\s:]+)(?:: (\w+))?")
 # Have the engine's own data type.
 _ENGINE_TYPED = ("lora_weights", "LORA_WEIGHTS", "OUT_LORA_WEIGHTS", "prompt_embedding_table")
 _FLOATS = ("TYPE_FP16", "TYPE_BF16", "TYPE_FP32")
-_OPTIONAL_WITH_US = ("text_input", "QUERY")  # upstream requires them, we also take messages
+# Upstream requires them. We also take messages in place of a text; and a request without max_tokens that has another
+# input more than it needs passes Triton's count of the inputs, and then no step of the ensemble ever runs.
+_OPTIONAL_WITH_US = ("text_input", "QUERY", "max_tokens", "REQUEST_OUTPUT_LEN")
 
 
 @dataclass(frozen=True, slots=True)

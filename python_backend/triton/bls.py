@@ -123,6 +123,9 @@ class TritonPythonModel:
             _log.exception("a response could not be sent")
 
     def _check(self, tensors: pb.Tensors) -> None:
+        for name in ("text_input", "max_tokens"):
+            if name not in tensors:
+                raise InvalidRequest(f"{name} is missing; a request needs text_input and max_tokens.")
         for name in _IMAGE_INPUTS:
             if name in tensors:
                 raise Unsupported(f"{name} was sent; the model of this deployment takes text only. Remove it.")

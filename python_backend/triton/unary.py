@@ -133,6 +133,8 @@ def _check_one_response(request: Any) -> None:
     tensors = {tensor.name(): tensor for tensor in request.inputs()}
     if "stream" in tensors and tensors["stream"].as_numpy().any():
         raise InvalidRequest("Streaming is only supported if model is deployed using decoupled mode.")
+    if "max_tokens" not in tensors:
+        raise InvalidRequest("max_tokens is missing; send how many tokens may be generated.")
     if tensors["max_tokens"].as_numpy().size > 1:
         raise InvalidRequest(
             "Batch size > 1 requires the tensorrt_llm backend to be using decoupled transaction policy"

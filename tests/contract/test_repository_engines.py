@@ -219,7 +219,8 @@ def upstreams(name: str) -> Any:
     config = pb.ModelConfig(name=name, max_batch_size=8)
     for tensor in contract.inputs.values():
         if not tensor.ours:
-            optional = tensor.optional and tensor.name not in ("text_input", "QUERY")
+            relaxed = ("text_input", "QUERY", "max_tokens", "REQUEST_OUTPUT_LEN")
+            optional = tensor.optional and tensor.name not in relaxed
             data_type = pb.DataType.Value(tensor.data_type)
             config.input.add(name=tensor.name, data_type=data_type, dims=tensor.dims, optional=optional)
     for tensor in contract.outputs.values():
