@@ -13,7 +13,14 @@ from pathlib import Path
 from python_backend.errors import BuildError, EnvironmentFault, StackError
 from python_backend.server import preflight, readiness, traces
 from python_backend.server.addresses import Addresses
-from python_backend.server.log_reader import LogReader, for_a_person, load_failures, unloaded_models
+from python_backend.server.log_reader import (
+    LogReader,
+    for_a_person,
+    load_failures,
+    reason_of_a_model,
+    told_to_stop,
+    unloaded_models,
+)
 from python_backend.server.triton_process import TritonProcess
 from python_backend.server.workspace import Workspace, sweep
 
@@ -21,6 +28,7 @@ _KEPT_LOGS = 10
 _PERIOD_S = 0.1
 _ONE_STOP_S = 1.0  # signals so close together are one: make and timeout pass on what the whole group got already
 _UNLOAD_S = 5.0
+_GAVE_UP_S = 2.0  # for the errors to reach the clients; a server with a model that gave up answers nothing else
 _MORE_FAILURES_S = 0.5  # models that fail for the same reason do so at about the same time
 _EVERY_ANSWER = {"tensorrt_llm", "postprocessing"}  # no answer can go on without these
 
@@ -157,11 +165,28 @@ class Launcher:
         while not (asked := self._asked_to_stop()):
             self._check_alive(server)
             self._check_models(server)
-            for text in filter(None, map(for_a_person, self._read_log())):
+            lines = self._read_log()
+            for text in filter(None, map(for_a_person, lines)):
                 if text != shown:
                     self._say(text)
                 shown = text
+            if told_to_stop(lines):
+                self._await_end(server)
         return 0 if asked == signal.SIGINT else self._options.exit_timeout_s
+
+    def _await_end(self, server: TritonProcess) -> None:
+        """Gives a Triton that somebody else has told to stop its time; by itself it may wait for ever.
+
+        Raises:
+            BuildError: always.
+        """
+        told, living = time.monotonic(), server.living_models()
+        while server.exit_code() is None and not self._all_unloaded(living) and not self._asked_to_stop():
+            reason = reason_of_a_model(self._log_lines)
+            if time.monotonic() > told + (_GAVE_UP_S if reason else self._options.exit_timeout_s + _UNLOAD_S):
+                break
+        reason = reason_of_a_model(self._log_lines) or "It got a signal that was not the launcher's."
+        raise BuildError(f"Triton has stopped while it was serving: {reason} Log: {_short(self._log.path)}")
 
     def _stop(self, server: TritonProcess, patience_s: float) -> None:
         """Ends the server once what runs has finished, or patience_s is over; a second signal ends it at once."""

@@ -20,6 +20,8 @@ _WITHOUT_STEP = re.compile(
 _FAILURES = (_LOAD_FAILURE, _POLL_FAILURE, _MISFIT, _WITHOUT_STEP)
 _CONSEQUENCES = ("depends on", "contains models that are not available")  # of another model's failure, if there is one
 _UNLOADED = re.compile(r"successfully unloaded '(?P<model>[^']+)'")
+_TOLD_TO_STOP = re.compile(r"^Signal \(\d+\) received\.$")
+_GAVE_UP = "; the server stops."  # how a model of ours says that it has told Triton to stop, and why
 _STATUS_CODE = re.compile(r"^(Internal|Invalid argument|Not found|Unavailable|Unsupported|Unknown|Already exists): ")
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*(Exception|Error)): (?!$)")
 
@@ -93,6 +95,16 @@ def unloaded_models(lines: list[str]) -> set[str]:
     """Models that Triton has let go, with the processes that they had."""
     found = (_UNLOADED.search(line) for line in lines)
     return {match["model"] for match in found if match}
+
+
+def told_to_stop(lines: list[str]) -> bool:
+    """Whether somebody has sent Triton a signal to stop."""
+    return any(_TOLD_TO_STOP.match(line) for line in lines)
+
+
+def reason_of_a_model(lines: list[str]) -> str | None:
+    """Why a model of ours has told Triton to stop; None when none has."""
+    return next((text for text in map(for_a_person, lines) if text and text.endswith(_GAVE_UP)), None)
 
 
 def _continued(lines: list[str]) -> str:

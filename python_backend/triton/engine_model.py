@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from python_backend.triton.settings import ModelSettings
 
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+_LAST_ERRORS_S = 0.5  # Triton sends them on through ensembles; once it is stopping, it does not always
 _log = logging.getLogger(__name__)
 
 
@@ -283,6 +284,7 @@ class TritonPythonModel:
         """
         self._closing = True
         _log.critical("The engine has failed (%s); the server stops.", failure)
+        time.sleep(_LAST_ERRORS_S)
         os.kill(os.getppid(), signal.SIGTERM)
 
     def _text_stop(self, request: GenerationRequest) -> StopText:

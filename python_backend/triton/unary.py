@@ -32,7 +32,11 @@ if TYPE_CHECKING:
 
 ENSEMBLE = "ensemble"
 ENGINE = "tensorrt_llm"
-MAX_REQUESTS = 512  # a thread each while they run; more than the engine's queue takes by default
+MAX_REQUESTS = 512  # forwarded or waiting for that; more than the engine's queue takes by default
+# Triton's Python backend has 32 threads (its thread-pool-size) for what a model asks of others, one for each question
+# until its last response. Were all of them taken by calls, no stop would get through before a call has ended by itself.
+MAX_FORWARDED = 28
+_STOPPERS = 3
 _STOP_PERIOD_S = 0.05
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 _ENSEMBLE_PREFIX = re.compile(r"^in ensemble '[^']*', ")
@@ -63,7 +67,8 @@ class TritonPythonModel:
         self._own_ids = (f"{args['model_name']}-{os.getpid()}-{number}" for number in itertools.count())
         self._num_calls = 0
         self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(MAX_REQUESTS, thread_name_prefix="call")
+        self._pool = ThreadPoolExecutor(MAX_FORWARDED, thread_name_prefix="call")
+        self._stoppers = ThreadPoolExecutor(_STOPPERS, thread_name_prefix="stop")
         self._watcher = CancelWatcher(_STOP_PERIOD_S, self._stop_later)
         self._watcher.start()
 
@@ -88,6 +93,7 @@ class TritonPythonModel:
         """End the threads; Triton has waited for the requests."""
         self._watcher.stop()
         self._pool.shutdown(wait=False)
+        self._stoppers.shutdown(wait=False)
 
     def _count(self, change: int) -> None:
         with self._lock:
@@ -96,12 +102,15 @@ class TritonPythonModel:
             self._num_calls += change
 
     def _forward(self, call: Call) -> None:
-        self._watcher.watch(call, call.sender)
-        try:
-            response = _the_response(responses_to(_ensemble_request(call)))
-        except Exception as error:
-            response = pb.error_response(error)
-        self._watcher.forget(call)
+        if call.sender.is_cancelled():  # while it waited
+            response = pb.response()
+        else:
+            self._watcher.watch(call, call.sender)
+            try:
+                response = _the_response(responses_to(_ensemble_request(call)))
+            except Exception as error:
+                response = pb.error_response(error)
+            self._watcher.forget(call)
         call.done.set()
         self._count(-1)
         try:
@@ -110,7 +119,7 @@ class TritonPythonModel:
             _log.exception("a response could not be sent")
 
     def _stop_later(self, call: Call) -> None:
-        self._pool.submit(self._stop, call)
+        self._stoppers.submit(self._stop, call)
 
     def _stop(self, call: Call) -> None:
         """Stop a call whose client is gone; again until it is over, since it may not have reached the engine yet."""

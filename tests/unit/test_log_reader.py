@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from python_backend.server.log_reader import LoadFailure, LogReader, for_a_person, load_failures, unloaded_models
+from python_backend.server.log_reader import (
+    LoadFailure,
+    LogReader,
+    for_a_person,
+    load_failures,
+    reason_of_a_model,
+    told_to_stop,
+    unloaded_models,
+)
 
 _AT = "1201 12:49:05.156118 22715"
 
@@ -96,3 +104,13 @@ def test_lines_are_read_once_and_only_when_they_are_whole(tmp_path: Path) -> Non
     with log.open("ab") as file:
         file.write(b"o\nthree")
     assert reader.new_lines() == ["two"]
+
+
+def test_a_stop_that_the_launcher_did_not_ask_for_is_seen_with_the_reason_of_the_model_that_did() -> None:
+    failed = f'E{_AT} pb.py:189] "The engine has failed (out of memory); the server stops."'
+    assert not told_to_stop([failed])
+    assert told_to_stop([failed, "Signal (15) received."])
+    assert reason_of_a_model(["Signal (15) received.", failed]) == (
+        "The engine has failed (out of memory); the server stops."
+    )
+    assert reason_of_a_model([f'E{_AT} pb.py:189] "another error"']) is None

@@ -152,6 +152,25 @@ def test_a_call_whose_client_is_gone_is_stopped_by_its_id(model, fake_server):
     }
 
 
+def test_calls_that_run_do_not_keep_a_stop_from_getting_through_and_what_has_not_run_is_dropped(
+    fake_server, monkeypatch
+):
+    monkeypatch.setattr(unary, "MAX_REQUESTS", 2)
+    monkeypatch.setattr(unary, "MAX_FORWARDED", 1)
+    fake_server.release.clear()
+    model = unary.TritonPythonModel()
+    model.initialize({"model_name": "ensemble_unary", "model_version": "1"})
+    runs, waits = ask(model, id="runs"), ask(model, id="waits")
+    waits.sender.cancelled = runs.sender.cancelled = True
+    for request in (runs, waits):
+        request.sender.wait()
+    assert {(call["model_name"], call["request_id"]) for call in fake_server.calls} == {
+        ("ensemble", "runs"),
+        ("tensorrt_llm", "runs"),
+    }
+    model.finalize()
+
+
 def refused(code: str) -> float:
     return MetricFamily.values.get(("llm_requests_refused_total", ("1", code, "ensemble_unary")), 0)
 
