@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import threading
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,19 +14,21 @@ from typing import TYPE_CHECKING
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
+from python_backend.server import triton_process
+from python_backend.server.addresses import Addresses
 from python_backend.server.stubs import stubs_of
-from tests.server.launched import LaunchedServer
-from tests.server.wire import Stream, post, text_inputs
+from python_backend.server.watcher import end_group
+from python_backend.server.workspace import Workspace
+from tests.server.launched import LaunchedServer, ServerAddresses, is_open
+from tests.server.wire import Stream, post, text_inputs, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.server.launched import ServerAddresses
-
 _FAULTS = """
 import os, time
 from python_backend.engine.engine_core import EngineCore
-_step = EngineCore.step
+_step, _begin = EngineCore.step, EngineCore._begin
 
 def step(self):
     if os.path.exists({flag!r} + "dead"):
@@ -34,7 +37,30 @@ def step(self):
         time.sleep(0.02)
     _step(self)
 
-EngineCore.step = step
+def begin(self, batch):
+    if os.path.exists({flag!r} + "fails"):
+        raise RuntimeError("failed by a test")
+    if os.path.exists({flag!r} + "fails-once"):
+        os.unlink({flag!r} + "fails-once")
+        raise RuntimeError("failed by a test")
+    _begin(self, batch)
+
+EngineCore.step, EngineCore._begin = step, begin
+"""
+_HANGS = """
+import os, time
+_execute = TritonPythonModel.execute
+
+def execute(self, requests):
+    while os.path.exists({flag!r}):
+        time.sleep(0.02)
+    return _execute(self, requests)
+
+TritonPythonModel.execute = execute
+"""
+_IMPATIENT = """
+from python_backend.triton import health
+health.ANSWER_S = {seconds}
 """
 
 
@@ -50,6 +76,31 @@ def running(repository: Path, *arguments: str) -> Iterator[tuple[LaunchedServer,
             launched.wait()
 
 
+@contextmanager
+def bare_triton(
+    repository: Path, exit_timeout_s: int = 10
+) -> Iterator[tuple[subprocess.Popen[bytes], ServerAddresses]]:
+    """tritonserver alone, as a container may start it: no launcher looks after it. It has been healthy once."""
+    workspace = Workspace.create()
+    free = Addresses("127.0.0.1", 0, 0, 0).settled()
+    command = triton_process._command(workspace, repository, free, exit_timeout_s)
+    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(command, env=triton_process._environment(), start_new_session=True, **quiet)
+    server = ServerAddresses(*(f"{free.host}:{port}" for port in (free.http, free.grpc, free.metrics)))
+    try:
+        wait_until(lambda: _ended(process) or (is_open(server.metrics) and health(server)[0] == 200), timeout_s=60)
+        assert not _ended(process), process.returncode
+        yield process, server
+    finally:
+        end_group(process.pid)
+        process.wait()
+        workspace.remove()
+
+
+def _ended(process: subprocess.Popen[bytes]) -> bool:
+    return process.poll() is not None
+
+
 def copy_with(repository: Path, place: Path, **parameters: object) -> Path:
     """The repository with other parameters of tensorrt_llm."""
     shutil.copytree(repository, place)
@@ -62,9 +113,25 @@ def copy_with(repository: Path, place: Path, **parameters: object) -> Path:
 
 
 def with_switches(repository: Path, flag: str) -> Path:
-    """Its engine dies when the file `flag`dead is there, and hangs while `flag`hangs is."""
-    shim = repository / "tensorrt_llm" / "1" / "model.py"
-    shim.write_text(shim.read_text() + _FAULTS.format(flag=flag))
+    """Its engine dies when the file `flag`dead is there; while `flag`hangs is, it hangs; while `flag`fails is, each of
+    its steps fails, and with `flag`fails-once the next one.
+    """
+    return _append(repository, "tensorrt_llm", _FAULTS.format(flag=flag))
+
+
+def that_hangs(repository: Path, model: str, flag: str) -> Path:
+    """One of its models does not answer while the file `flag` is there."""
+    return _append(repository, model, _HANGS.format(flag=flag))
+
+
+def impatient(repository: Path, seconds: float) -> Path:
+    """Its `health` takes a model that has not answered for so long as one that hangs."""
+    return _append(repository, "health", _IMPATIENT.format(seconds=seconds))
+
+
+def _append(repository: Path, model: str, code: str) -> Path:
+    shim = repository / model / "1" / "model.py"
+    shim.write_text(shim.read_text() + code)
     return repository
 
 
@@ -87,6 +154,12 @@ def stub_pid(launched: LaunchedServer, model: str) -> int:
 
 def kill_stub(launched: LaunchedServer, model: str) -> None:
     os.kill(stub_pid(launched, model), signal.SIGKILL)
+
+
+def server_pids(launched: LaunchedServer) -> dict[str, int]:
+    """tritonserver and the process of each model, by name."""
+    triton = tritonserver_pid(launched)
+    return {"tritonserver": triton} | {stub.model: stub.pid for stub in stubs_of(triton)}
 
 
 def resident_bytes(pid: int) -> int:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import statistics
 import sys
 import threading
 import time
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.faulty import health
+from tests.server.faulty import health, tritonserver_pid
 from tests.server.launched import LaunchedServer, ServerAddresses, assert_nothing_left
 from tests.server.tiny_repository import write_tiny_repository
 
@@ -24,6 +25,13 @@ def generate(address: str, text: str, timeout_s: float = 60) -> str:
     request = urllib.request.Request(f"http://{address}/v2/models/ensemble/generate", body)
     with urllib.request.urlopen(request, timeout=timeout_s) as response:
         return str(json.load(response)["text_output"])
+
+
+def timed(address: str) -> float:
+    """Seconds for a request of a few tokens."""
+    started = time.monotonic()
+    assert generate(address, "Hello").strip()
+    return time.monotonic() - started
 
 
 def start(repository: Path) -> tuple[LaunchedServer, ServerAddresses]:
@@ -46,7 +54,8 @@ def test_second_start_is_ready_and_its_time_is_printed(
     assert health(addresses) == (200, "")  # a probe agrees with READY at once
     with capsys.disabled():
         print(f"\nsecond start: READY after {seconds:.1f} s (another server runs beside it)")
-    assert generate(addresses.http, "Hello").strip()
+    first_s, *later_s = (timed(addresses.http) for _ in range(10))
+    assert first_s < 2 * statistics.median(later_s) + 0.05  # all is warm
     launched.signal(signal.SIGTERM)
     assert launched.wait() == 0, launched.output
     assert_nothing_left(launched, addresses, within_s=1)
@@ -178,14 +187,17 @@ def test_a_model_that_does_not_load_is_named_with_its_reason_and_exit_code_1(tmp
 
 def test_a_server_that_dies_by_itself_ends_the_launcher_with_code_1(tiny_repository: Path) -> None:
     launched, addresses = start(tiny_repository)
-    group = next(
-        path.parent.name
-        for path in Path("/proc").glob("[0-9]*/cmdline")
-        if f".{launched.launcher_pid}-".encode() in path.read_bytes() and b"tritonserver\0" in path.read_bytes()
-    )
-    os.kill(int(group), signal.SIGKILL)
+    os.kill(tritonserver_pid(launched), signal.SIGKILL)
     assert launched.wait() == 1
     assert "Triton ended by itself" in launched.output
+    assert_nothing_left(launched, addresses, within_s=1)
+
+
+def test_a_server_that_somebody_else_stops_ends_the_launcher_with_code_1(tiny_repository: Path) -> None:
+    launched, addresses = start(tiny_repository)
+    os.kill(tritonserver_pid(launched), signal.SIGTERM)
+    assert launched.wait() == 1
+    assert "Triton has stopped while it was serving: It got a signal" in launched.lines[-1]
     assert_nothing_left(launched, addresses, within_s=1)
 
 

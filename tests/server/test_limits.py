@@ -131,7 +131,7 @@ def test_a_full_queue_answers_at_once_and_loses_nobody_else(server):
     # The first ones fill every slot before the queue is filled.
     for _ in range(MAX_BATCH):
         streams[0].send("tensorrt_llm", engine_inputs([504], 3000), outputs=("output_ids",))
-    wait_until(lambda: metric(server, "nv_trt_llm_request_metrics", request_type="scheduled") == MAX_BATCH)
+    wait_until(lambda: state(server, "scheduled") == MAX_BATCH)
     for _ in range(MAX_QUEUE + 10):
         streams[1].send("tensorrt_llm", engine_inputs([504], 3000), outputs=("output_ids",))
     started = time.monotonic()
@@ -139,10 +139,16 @@ def test_a_full_queue_answers_at_once_and_loses_nobody_else(server):
     assert time.monotonic() - started < 5
     assert errors == [f"Maximum queue size of {MAX_QUEUE} has been reached, please try again later"] * 10
     assert metric(server, "llm_requests_refused_total", code="UNAVAILABLE") - refused_before == 10
+    figures = {"active": MAX_BATCH + MAX_QUEUE, "scheduled": MAX_BATCH, "waiting": MAX_QUEUE}
+    wait_until(lambda: {name: state(server, name) for name in figures} == figures)
     for stream in streams:
         stream.close(cancel=True)
     wait_until(lambda: cancelled(server) - cancelled_before == MAX_BATCH + MAX_QUEUE, timeout_s=20)
     assert len(tokens(ask(server, "tensorrt_llm", engine_inputs([504], 3)))) == 3
+
+
+def state(server, name):
+    return metric(server, "nv_trt_llm_request_metrics", request_type=name)
 
 
 def test_the_ensemble_and_its_unary_front_give_the_same_reason(server):

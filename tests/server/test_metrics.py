@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -91,6 +92,31 @@ def test_requests_are_counted_once_with_their_lengths_and_times(server):
         "latencies": 2,
     }
     assert 0 < latency < seconds + 0.5
+
+
+def test_latency_and_time_to_first_token_are_those_that_clients_measure(server):
+    names = ("llm_request_latency_seconds", "llm_time_to_first_token_seconds")
+    before = [metric(server, f"{name}_sum") for name in names]
+    ended = metric(server, f"{names[0]}_count")
+    with ThreadPoolExecutor(5) as pool:
+        measured = list(pool.map(lambda _: timed(server, 60), range(5)))
+    wait_until(lambda: metric(server, f"{names[0]}_count") - ended == 5)
+    for name, old, seconds in zip(names, before, map(sum, zip(*measured, strict=True)), strict=True):
+        found = metric(server, f"{name}_sum") - old
+        assert seconds - 5 * 0.1 < found < seconds
+
+
+def timed(server, num_tokens):
+    """Seconds from sending a request to its end, and to its first token."""
+    stream = Stream(server)
+    started = time.monotonic()
+    stream.send("tensorrt_llm", engine_inputs([504, 3575], num_tokens, streaming=TRUE, end_id=[[-1]]))
+    assert not stream.next().error
+    first_s = time.monotonic() - started
+    stream.rest()
+    seconds = time.monotonic() - started
+    stream.close()
+    return seconds, first_s
 
 
 def test_token_counters_follow_the_prefix_cache(server):
