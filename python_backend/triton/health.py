@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 HEALTH = "health"  # request parameter: of a `stop`, answer whether the engine serves; elsewhere, no client's request
 PERIOD_S = 1.0
-LOADING_PERIOD_S = 0.05  # until all was well once: the other models are still being loaded
+LOADING_PERIOD_S = 0.02  # until all was well once: the other models are still being loaded
+SETTLED_S = 10.0  # after `initialize` this model asks even when nobody has asked it; Triton needs milliseconds
 ANSWER_S = 10.0  # a model that takes longer for a question hangs
 _DEAD = "is not healthy"  # Triton 2.51 of a model whose process has ended; it never starts it again
 _NOT_LOADED = ("unknown model", "not at ready state")  # Triton 2.51 of a model that is still being loaded
@@ -114,7 +115,8 @@ class TritonPythonModel:
     def initialize(self, args: Mapping[str, str]) -> None:
         """Start asking; the other models may not be loaded yet."""
         pb.log_to_triton()
-        self._closing = False
+        self._closing = self._was_asked = False
+        self._initialized_s = time.monotonic()
         labels = {"model": args["model_name"], "version": args["model_version"]}
         self._prober = Prober(_ask, HealthMetrics(pb_utils.MetricFamily, labels).set, _end_server)
         self._pollers = [Poller("health", PERIOD_S, self._prober.look)]
@@ -127,6 +129,7 @@ class TritonPythonModel:
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """One response for each request: HEALTHY, or the reason as an error UNAVAILABLE (HTTP 503)."""
+        self._was_asked = True
         reason = "the server is shutting down." if self._closing else self._prober.reason()
         if reason is not None:
             return [pb.error_response(Overloaded(f"Not ready: {reason}")) for _ in requests]
@@ -137,8 +140,12 @@ class TritonPythonModel:
         self._close()
 
     def _question(self, part: str) -> None:
-        if not self._closing:
+        if not self._closing and self._may_ask():
             self._prober.ask(part)
+
+    def _may_ask(self) -> bool:
+        """Whether Triton has set this model up: a question before that, out of `initialize` too, takes it down."""
+        return self._was_asked or time.monotonic() > self._initialized_s + SETTLED_S
 
     def _well(self) -> bool:
         return self._prober.reason() is None

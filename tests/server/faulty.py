@@ -61,6 +61,7 @@ TritonPythonModel.execute = execute
 _IMPATIENT = """
 from python_backend.triton import health
 health.ANSWER_S = {seconds}
+health.LOADING_PERIOD_S = 0.001
 """
 
 
@@ -125,7 +126,7 @@ def that_hangs(repository: Path, model: str, flag: str) -> Path:
 
 
 def impatient(repository: Path, seconds: float) -> Path:
-    """Its `health` takes a model that has not answered for so long as one that hangs."""
+    """Its `health` takes a model that has not answered for so long as one that hangs, and begins at once."""
     return _append(repository, "health", _IMPATIENT.format(seconds=seconds))
 
 
