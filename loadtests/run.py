@@ -95,6 +95,8 @@ class Test:
     def judge(self) -> Verdict:
         """What the stages that are over say."""
         options = self._options
+        if self.found is not None:
+            return of_search(self.results, self.found, options.slo)
         if options.workload == Replay.name and not options.rates and self.results:
             return of_ladder(self.results, self.results[0].stage.load, options.slo)
         return of_ladder(self.results, options.required, options.slo)
@@ -127,8 +129,9 @@ class Test:
             stage = undisturbed(measured, stolen.share, self._watcher.say) if here else measured()
             return self._keep(stage).worst.use
 
-        self.found = search.find_max(trial, begun, lowest=lowest)
-        return of_search(self.results, self.found, options.slo)
+        self.found = search.Found()
+        search.find_max(trial, begun, lowest=lowest, found=self.found)
+        return self.judge()
 
     def _replay(self) -> None:
         rows = self._job.make_workload()

@@ -52,7 +52,9 @@ class Found:
     trials: list[tuple[float, float]] = field(default_factory=list)  # rate, use
 
 
-def find_max(trial: Trial, start: float, *, lowest: float = 0.0, margin: float = MARGIN) -> Found:
+def find_max(
+    trial: Trial, start: float, *, lowest: float = 0.0, margin: float = MARGIN, found: Found | None = None
+) -> Found:
     """Bracket the limit, then try rates around it until a line through all trials says where it is.
 
     No single trial decides: a lucky one would find too much, and a moment in which the machine was busy with something
@@ -63,33 +65,43 @@ def find_max(trial: Trial, start: float, *, lowest: float = 0.0, margin: float =
         start: the first rate, requests per second.
         lowest: a rate below which it is not worth looking.
         margin: the standard error to reach, as a share; the search ends after 14 trials in any case.
+        found: filled after every trial, for who wants to know before the end.
     """
-    found = Found()
+    found = Found() if found is None else found
     believed: list[tuple[float, float]] = []
     rate, doubtful = start, None
     while len(found.trials) < _MAX_TRIALS and rate >= lowest:
         found.trials.append((rate, trial(rate)))
         believed = [seen for seen in believed if seen[0] != doubtful] + found.trials[-1:]
+        _sum_up(found, believed)
         doubtful = None
-        met = [(tried, use) for tried, use in believed if use <= 1]
-        missed = [(tried, use) for tried, use in believed if use > 1]
-        if not missed:
-            highest, use = max(met)
-            rate = highest * (_LEAP if use * _AFAR < 1 else _GROWTH)
-        elif not met:
-            least, use = min(missed)
-            rate = least / (_LEAP if use > _AFAR else _GROWTH)
+        if found.limit is None:
+            rate = _beyond(believed)
         elif (doubtful := _doubtful(found.trials)) is not None:
             rate = doubtful
+        elif found.limit.margin <= margin:
+            break
         else:
-            found.limit = crossing(believed)
-            if found.limit.margin <= margin:
-                break
             rate = found.limit.rate * (_ASIDE if len(found.trials) % 2 else 1 / _ASIDE)
-    limit = found.limit.rate if found.limit else None
-    found.holds = max((r for r, use in believed if use <= 1 and (limit is None or r <= limit)), default=None)
-    found.misses = min((r for r, use in believed if use > 1 and (limit is None or r >= limit)), default=None)
     return found
+
+
+def _sum_up(found: Found, believed: Sequence[tuple[float, float]]) -> None:
+    met = [rate for rate, use in believed if use <= 1]
+    missed = [rate for rate, use in believed if use > 1]
+    found.limit = crossing(believed) if met and missed else None
+    limit = found.limit.rate if found.limit else None
+    found.holds = max((rate for rate in met if limit is None or rate <= limit), default=None)
+    found.misses = min((rate for rate in missed if limit is None or rate >= limit), default=None)
+
+
+def _beyond(believed: Sequence[tuple[float, float]]) -> float:
+    """The next rate, when all trials were on one side of the limit."""
+    highest, use = max(believed)
+    if use <= 1:
+        return highest * (_LEAP if use * _AFAR < 1 else _GROWTH)
+    least, use = min(believed)
+    return least / (_LEAP if use > _AFAR else _GROWTH)
 
 
 def crossing(trials: Sequence[tuple[float, float]]) -> Crossing:

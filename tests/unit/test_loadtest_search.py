@@ -84,6 +84,25 @@ def test_a_limit_that_comes_all_at_once_is_bracketed() -> None:
     assert limit_of(lambda rate: 0.0 if rate <= 1.7 else math.inf, 1.0) == pytest.approx(1.7, rel=0.08)
 
 
+def test_what_is_known_by_then_can_be_asked_for_at_any_time() -> None:
+    """Somebody ends the search after eight trials."""
+    known = Found()
+    honest = server(2.0, slope=1.0)
+
+    def trial(rate: float) -> float:
+        if len(known.trials) == 8:
+            raise KeyboardInterrupt
+        return honest(rate)
+
+    with pytest.raises(KeyboardInterrupt):
+        find_max(trial, 1.0, margin=0.0, found=known)
+    assert known.limit is not None
+    assert known.limit.rate == pytest.approx(2.0, rel=0.03)
+    assert known.holds is not None
+    assert known.misses is not None
+    assert known.holds <= known.limit.rate <= known.misses
+
+
 def test_a_server_that_holds_nothing_ends_the_search() -> None:
     found = find_max(lambda _: math.inf, 1.0, lowest=0.2)
     assert (found.limit, found.holds) == (None, None)
