@@ -104,8 +104,11 @@ class Test:
     def _find(self) -> Verdict:
         options = self._options
         self._watcher.say("a first look, to know where to begin")
-        short = replace(_PROBE, warmup_s=min(_PROBE.warmup_s, options.timing.warmup_s))
-        short = replace(short, window_s=min(_PROBE.window_s, options.timing.window_s))
+        short = replace(
+            _PROBE,
+            warmup_s=min(_PROBE.warmup_s, options.timing.warmup_s),
+            window_s=min(_PROBE.window_s, options.timing.window_s),
+        )
         probe = stages.closed(self._swarm, options.slo.users, short, self._progress)
         self._swarm.abandon()
         self._swarm.settle(clock.now(), _PROBE.grace_s)

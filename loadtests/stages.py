@@ -15,6 +15,7 @@ import gevent
 
 from loadtests import clock
 from loadtests.arrivals import Arrivals
+from loadtests.report.words import load
 
 if TYPE_CHECKING:  # locust patches the standard library when it is imported
     from loadtests.swarm import Swarm
@@ -72,8 +73,7 @@ class Stage:
     @property
     def label(self) -> str:
         """As people say it."""
-        plural = "s" if self.load != 1 else ""
-        return f"{self.load:g} user{plural}" if self.kind == "users" else f"{self.load:.3g} request{plural}/s"
+        return load(self.load, self.kind)
 
     @property
     def window_s(self) -> float:
