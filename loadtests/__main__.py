@@ -6,9 +6,15 @@ import signal
 import sys
 
 if __name__ == "__main__":
-    default = signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while it imports: an end without a traceback
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # begun in the background of a shell
+    if not ignored:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while it imports: an end without a traceback
     import loadtests.patched  # noqa: F401  # isort: skip - before everything that opens sockets
     from loadtests.cli import main  # isort: skip
 
-    signal.signal(signal.SIGINT, default)
+    if not ignored:
+        import gevent
+
+        # Thrown where main waits: Python would raise it in whatever runs, and a callback of gRPC loses it.
+        gevent.signal_handler(signal.SIGINT, gevent.kill, gevent.getcurrent(), KeyboardInterrupt)
     sys.exit(main())

@@ -10,7 +10,5 @@ from gevent import monkey
 monkey.patch_all()
 
 import grpc.experimental.gevent as grpc_gevent  # noqa: E402 - the patch has to come before everything else
-from gevent.hub import Hub  # noqa: E402
 
 grpc_gevent.init_gevent()
-Hub.NOT_ERROR = (*Hub.NOT_ERROR, KeyboardInterrupt)  # the main greenlet gets it all the same; nothing to print

@@ -6,7 +6,6 @@ Knows nothing of stages: what counts is all that has been asked since the test w
 from __future__ import annotations
 
 import contextlib
-import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -85,14 +84,6 @@ def _await_page(port: int) -> None:
     raise EnvironmentFault(f"locust's page did not come up on port {port}; is it in use? Give --ui PORT.")
 
 
-def _await_interrupt() -> None:
-    """Until Ctrl-C; as an event, since a KeyboardInterrupt that meets a callback of gRPC is lost."""
-    interrupted = Event()
-    handler = gevent.signal_handler(signal.SIGINT, interrupted.set)
-    interrupted.wait()
-    handler.cancel()
-
-
 def serve(options: Options, say: Callable[[str], None]) -> None:
     """Show the page until Ctrl-C.
 
@@ -118,7 +109,8 @@ def serve(options: Options, say: Callable[[str], None]) -> None:
         say(f"locust's page: http://127.0.0.1:{port}  our report of it: http://127.0.0.1:{port}/report")
         say("Ctrl-C ends it and writes the report")
         try:
-            _await_interrupt()
+            with contextlib.suppress(KeyboardInterrupt):
+                Event().wait()
             if users.ledger.records:
                 say(f"report: {files.write(session.outcome()) / 'report.html'}")
         finally:

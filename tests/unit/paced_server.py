@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,7 +25,7 @@ class PacedServer(FakeServer):
         super().__init__()
         self.ttft_s, self.tpot_s, self._failing = ttft_s, tpot_s, failing
         self.frozen_until = 0.0
-        self._slots = threading.Semaphore(slots)
+        self._slots = _Slots(slots)
         self._count = 0
 
     def freeze(self, seconds: float) -> None:
@@ -62,6 +63,30 @@ class PacedServer(FakeServer):
         time.sleep(seconds)
         while (left := self.frozen_until - time.monotonic()) > 0:
             time.sleep(left)
+
+
+class _Slots:
+    """First come, first served, as at a real server; a semaphore lets who comes just then go first."""
+
+    def __init__(self, free: int) -> None:
+        self._lock = threading.Lock()
+        self._free, self._waiting = free, deque[threading.Event]()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._free:
+                self._free -= 1
+                return
+            turn = threading.Event()
+            self._waiting.append(turn)
+        turn.wait()
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            if self._waiting:
+                self._waiting.popleft().set()
+            else:
+                self._free += 1
 
 
 def _counts(tokens: int) -> dict[str, Any]:
