@@ -9,6 +9,7 @@ import yaml
 from build_engines.plan.report import report
 from build_engines.trtllm.image import DEPLOYMENTS, IMAGE
 from build_engines.trtllm.mpi_hosts import MPI_HOSTS
+from python_backend import bls_threads
 
 if TYPE_CHECKING:
     from build_engines.plan.engine_plan import EnginePlan
@@ -53,23 +54,25 @@ def launch_script(plan: EnginePlan) -> str:
         head += MPI_HOSTS.format(budget_s=start_budget_s(plan), slots=cards_per_machine(plan))
         hosts = '--prefix "$prefix" --hostfile "$HOSTFILE" $exports '
     if llmapi and hosts:
-        ranks = f"-n {plan.cards_per_instance} trtllm-llmapi-launch {_triton()}"
+        ranks = f"-n {plan.cards_per_instance} trtllm-llmapi-launch {_triton(plan)}"
     elif llmapi or (parallel.mpi == "leader" and plan.cards_per_instance == 1):
-        return head + f"exec {_triton()}\n"
+        return head + f"exec {_triton(plan)}\n"
     elif parallel.mpi == "orchestrator":
-        return head + f"export TRTLLM_ORCHESTRATOR=1\nexec mpirun --allow-run-as-root -n 1 {_triton()}\n"
+        return head + f"export TRTLLM_ORCHESTRATOR=1\nexec mpirun --allow-run-as-root -n 1 {_triton(plan)}\n"
     else:
-        ranks = " : \\\n    ".join(f"-n 1 {_triton(rank)}" for rank in range(plan.cards_per_instance))
+        ranks = " : \\\n    ".join(f"-n 1 {_triton(plan, rank)}" for rank in range(plan.cards_per_instance))
     return head + f"exec mpirun --allow-run-as-root {hosts}\\\n    {ranks}\n"
 
 
-def _triton(rank: int | None = None) -> str:
+def _triton(plan: EnginePlan, rank: int | None = None) -> str:
     words = [
         _SERVER,
         '--model-repository="$HERE/model_repo"',
         "--disable-auto-complete-config",
         '--http-port="$HTTP_PORT" --grpc-port="$GRPC_PORT" --metrics-port="$METRICS_PORT"',
     ]
+    if not rank and plan.spec.deployment.target != "llmapi":
+        words.append(bls_threads.option(plan.spec.deployment.limits.max_batch_size))
     if rank:
         words.append("--model-control-mode=explicit --load-model=tensorrt_llm")
     if rank is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
-from python_backend import cpu_share
+from python_backend import bls_threads, cpu_share
 from python_backend.server.addresses import Addresses
 from python_backend.server.drain import has_engine, wait_until_idle
 from python_backend.server.stubs import Stub, stubs_of
@@ -20,6 +21,7 @@ from python_backend.server.watcher import end_group, living
 from python_backend.server.workspace import Workspace
 
 _PR_SET_PDEATHSIG = 1
+_MAX_BATCH_SIZE = re.compile(r"^max_batch_size *: *(\d+)", re.MULTILINE)
 _CANCEL_TRIES = 4
 _CANCEL_S = 5.0  # a step takes a second at most
 _SHM_BYTES = 4 * 2**20  # per model instance at the start, and per growth
@@ -142,12 +144,18 @@ def _command(workspace: Workspace, repository: Path, addresses: Addresses, exit_
         f"--backend-config=python,shm-region-prefix-name={workspace.shm_prefix}",
         f"--backend-config=python,shm-default-byte-size={_SHM_BYTES}",
         f"--backend-config=python,shm-growth-byte-size={_SHM_BYTES}",
+        bls_threads.option(_largest_batch(repository)),
         f"--exit-timeout-secs={exit_timeout_s}",
         "--disable-auto-complete-config",  # the repository is complete; else every stub would be started twice
         "--log-verbose=0",
         *trace_options(),
     ]
     return command
+
+
+def _largest_batch(repository: Path) -> int:
+    configs = (path.read_text(encoding="utf-8", errors="replace") for path in repository.glob("*/config.pbtxt"))
+    return max((int(size) for config in configs for size in _MAX_BATCH_SIZE.findall(config)), default=0)
 
 
 def _environment() -> dict[str, str]:

@@ -9,6 +9,7 @@ import json
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,13 +23,12 @@ from python_backend.triton import pb
 from python_backend.triton.bls_answer import Answer
 from python_backend.triton.bls_calls import EngineCalls, Models, tokenize
 from python_backend.triton.draft_target import rounds
+from python_backend.triton.forwarding import Forwarder
 from python_backend.triton.parameters import parameters_of
-from python_backend.triton.responses import responses_to
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-ENSEMBLE = "ensemble"
 MAX_REQUESTS = 256  # a thread each while they run
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 _OWN_INPUTS = ("num_draft_tokens", "use_draft_logits")
@@ -92,6 +92,7 @@ class TritonPythonModel:
             self._tokenizer = Tokenizer.from_dir(self._settings.tokenizer_dir)
         except StackError as error:
             raise pb.load_error(error) from None
+        self._forwarder = Forwarder(args["model_name"], self._settings.models.target)
         self._pool = ThreadPoolExecutor(MAX_REQUESTS, thread_name_prefix="request")
         self._running = threading.BoundedSemaphore(MAX_REQUESTS)
 
@@ -106,6 +107,7 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         """End the threads; Triton has waited for the requests."""
+        self._forwarder.close()
         self._pool.shutdown(wait=False)
 
     def _answer(self, request: Any, sender: Any) -> None:
@@ -151,22 +153,18 @@ class TritonPythonModel:
 
     def _forward(self, request: Any, sender: Any, tensors: pb.Tensors) -> Any:
         """Pass the ensemble's responses on; returns the last."""
-        forwarded = pb_utils.InferenceRequest(
-            model_name=ENSEMBLE,
-            request_id=request.request_id(),
-            inputs=[tensor for tensor in request.inputs() if tensor.name() not in _OWN_INPUTS],
-            requested_output_names=list(request.requested_output_names()),
-            timeout=request.timeout(),
-            parameters=parameters_of(request.parameters()),
-        )
+        inputs = [tensor for tensor in request.inputs() if tensor.name() not in _OWN_INPUTS]
         last = None
-        for response in responses_to(forwarded):
-            if response.has_error():
-                return pb_utils.InferenceResponse([], response.error())
-            if response.output_tensors():
-                if last is not None:
-                    sender.send(last)
-                last = pb_utils.InferenceResponse(response.output_tensors())
+        with closing(
+            self._forwarder.responses(request, sender, inputs, parameters_of(request.parameters()))
+        ) as responses:
+            for response in responses:
+                if response.has_error():
+                    return pb_utils.InferenceResponse([], response.error())
+                if response.output_tensors():
+                    if last is not None:
+                        sender.send(last)
+                    last = pb_utils.InferenceResponse(response.output_tensors())
         return last if last is not None else pb.response()
 
     def _speculate(self, request: Any, sender: Any, tensors: pb.Tensors, size: int) -> Any:

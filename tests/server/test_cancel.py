@@ -154,6 +154,18 @@ def test_a_cancelled_plain_call_frees_its_place(server):
     wait_until(lambda: cancelled(server) > before, timeout_s=2)
 
 
+def test_plain_calls_fill_the_batch_and_end_when_all_their_clients_are_gone(server):
+    """More of them than Triton's Python backend has threads for by default, and all of those taken."""
+    before = cancelled(server)
+    client = grpcclient.InferenceServerClient(server.grpc)
+    inputs = text_inputs("A story", LONG, end_id=[[-1]])
+    calls = [client.async_infer("ensemble_unary", inputs, lambda *_: None) for _ in range(40)]
+    wait_until(lambda: active_requests(server) == 40)
+    for call in calls:
+        call.cancel()
+    wait_until(lambda: cancelled(server) == before + 40)
+
+
 def test_a_plain_call_can_be_stopped_by_its_id_and_returns_what_it_has(server):
     answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
     client = grpcclient.InferenceServerClient(server.grpc)

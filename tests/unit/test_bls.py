@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -326,6 +327,37 @@ def test_what_does_not_speculate_goes_to_the_ensemble(model: Any, engines: Engin
     ((name, inputs),) = engines.calls
     assert name == "ensemble"
     assert "num_draft_tokens" not in inputs
+
+
+class Endless(Engines):
+    """An ensemble that goes on until the engine is told to stop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stopped = threading.Event()
+
+    def _ensemble(self, inputs: Any) -> list[Tensor]:
+        assert self.stopped.wait(5)
+        return super()._ensemble(inputs)
+
+    def _tensorrt_llm(self, inputs: Any) -> list[Tensor]:
+        assert inputs["stop"].all()
+        self.stopped.set()
+        return []
+
+
+def test_what_went_to_the_ensemble_is_stopped_when_its_client_is_gone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    engines = Endless()
+    monkeypatch.setattr(fake_pb_utils, "InferenceRequest", engines.request)
+    model = start(config_of(tmp_path))
+    request = ask(model, num_draft_tokens=np.zeros((1, 1), np.int32))
+    assert not request.sender.final.wait(0.2)
+    request.sender.cancelled = True
+    request.sender.wait()
+    model.finalize()
+    assert engines.stopped.is_set()
 
 
 @pytest.mark.parametrize(

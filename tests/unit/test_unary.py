@@ -15,6 +15,7 @@ from tests.unit.fake_triton import MetricFamily, Request
 
 fake_triton.install()
 
+from python_backend import bls_threads  # noqa: E402
 from python_backend.triton import unary  # noqa: E402
 
 
@@ -156,7 +157,7 @@ def test_calls_that_run_do_not_keep_a_stop_from_getting_through_and_what_has_not
     fake_server, monkeypatch
 ):
     monkeypatch.setattr(unary, "MAX_REQUESTS", 2)
-    monkeypatch.setattr(unary, "MAX_FORWARDED", 1)
+    monkeypatch.setattr(bls_threads, "for_long_answers", lambda: 1)
     fake_server.release.clear()
     model = unary.TritonPythonModel()
     model.initialize({"model_name": "ensemble_unary", "model_version": "1"})

@@ -5,7 +5,7 @@ HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 HTTP_PORT=${HTTP_PORT:-8000} GRPC_PORT=${GRPC_PORT:-8001} METRICS_PORT=${METRICS_PORT:-8002}
 python3 -m build_engines verify "$HERE"
 exec mpirun --allow-run-as-root \
-    -n 1 /opt/tritonserver/bin/tritonserver --model-repository="$HERE/model_repo" --disable-auto-complete-config --http-port="$HTTP_PORT" --grpc-port="$GRPC_PORT" --metrics-port="$METRICS_PORT" --backend-config=python,shm-region-prefix-name=prefix0_ : \
+    -n 1 /opt/tritonserver/bin/tritonserver --model-repository="$HERE/model_repo" --disable-auto-complete-config --http-port="$HTTP_PORT" --grpc-port="$GRPC_PORT" --metrics-port="$METRICS_PORT" --backend-config=python,thread-pool-size=276 --backend-config=python,shm-region-prefix-name=prefix0_ : \
     -n 1 /opt/tritonserver/bin/tritonserver --model-repository="$HERE/model_repo" --disable-auto-complete-config --http-port="$HTTP_PORT" --grpc-port="$GRPC_PORT" --metrics-port="$METRICS_PORT" --model-control-mode=explicit --load-model=tensorrt_llm --backend-config=python,shm-region-prefix-name=prefix1_ : \
     -n 1 /opt/tritonserver/bin/tritonserver --model-repository="$HERE/model_repo" --disable-auto-complete-config --http-port="$HTTP_PORT" --grpc-port="$GRPC_PORT" --metrics-port="$METRICS_PORT" --model-control-mode=explicit --load-model=tensorrt_llm --backend-config=python,shm-region-prefix-name=prefix2_ : \
     -n 1 /opt/tritonserver/bin/tritonserver --model-repository="$HERE/model_repo" --disable-auto-complete-config --http-port="$HTTP_PORT" --grpc-port="$GRPC_PORT" --metrics-port="$METRICS_PORT" --model-control-mode=explicit --load-model=tensorrt_llm --backend-config=python,shm-region-prefix-name=prefix3_
