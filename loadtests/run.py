@@ -35,8 +35,10 @@ from loadtests.workloads.burst import BURST_SIZE
 
 LORA_SPEC = ROOT / "build_engines" / "specs" / "smollm2-135m-lora.yaml"
 _PROBE = stages.Timing(warmup_s=4.0, window_s=12.0, min_requests=4, max_window_s=24.0, grace_s=30.0)
+_ALONE = stages.Timing(warmup_s=0.0, window_s=0.01, min_requests=0, max_window_s=0.01, grace_s=30.0)
 _GROUP = 8  # requests of a search that come in the time that the rate says
 _PATTERN = 100_000  # requests between the first ones of two trials
+_ALONE_INDEX = _PATTERN - 1  # the request that is asked by itself, the same every time
 _MEET = 0.25  # requests in flight on average
 _BUSY = 0.25  # load average per core from which on somebody else takes part of the machine
 
@@ -76,6 +78,7 @@ class Test:
         self._scraper, self._watcher = scraper, watcher
         self.results: list[StageResult] = []
         self.found: search.Found | None = None
+        self._alone: list[float] = []  # TPOT of a request by itself before each trial of a search, seconds
 
     def run(self) -> Verdict:
         """All stages, and the answer."""
@@ -96,7 +99,7 @@ class Test:
         """What the stages that are over say."""
         options = self._options
         if self.found is not None:
-            return of_search(self.results, self.found, options.slo)
+            return of_search(self.results, self.found, options.slo, self._alone)
         if options.workload == Replay.name and not options.rates and self.results:
             return of_ladder(self.results, self.results[0].stage.load, options.slo)
         return of_ladder(self.results, options.required, options.slo)
@@ -122,6 +125,7 @@ class Test:
             """The same number has the same requests and arrivals in every search, only closer together."""
 
             def measured() -> Stage:
+                self._ask_alone()
                 number = next(patterns)
                 arrivals = self._arrivals(rate, options.seed + number, _GROUP)
                 first_index = number * _PATTERN
@@ -135,6 +139,11 @@ class Test:
         self.found = search.Found()
         search.find_max(trial, begun, lowest=lowest, found=self.found)
         return self.judge()
+
+    def _ask_alone(self) -> None:
+        seen = self._judge(self._opened(1.0, Recorded((0.0,)), _ALONE, _ALONE_INDEX))
+        tpot = seen.metrics["tpot"].get("p50")  # none: it failed, or its answer came whole
+        self._alone += [] if tpot is None else [tpot]
 
     def _replay(self) -> None:
         rows = self._job.make_workload()

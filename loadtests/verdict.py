@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 from loadtests import search
@@ -22,6 +23,7 @@ _DISAGREE = (
     "The trials disagree by more than usual: the machine was busy with something else, or the server is not always "
     "equally fast. Search again on a quiet machine, or with longer windows (--window-s)."
 )
+_UNSTEADY = 1.2  # the slowest over the fastest of several measurements of the same
 _BUSY_CORES = 0.7  # a process has one
 
 
@@ -85,8 +87,12 @@ def of_ladder(results: Sequence[StageResult], required: float | None, slo: Slo) 
     )
 
 
-def of_search(results: Sequence[StageResult], found: Found, slo: Slo) -> Verdict:
-    """From the trials of a search; passed when it found a rate that holds."""
+def of_search(results: Sequence[StageResult], found: Found, slo: Slo, alone: Sequence[float] = ()) -> Verdict:
+    """From the trials of a search; passed when it found a rate that holds.
+
+    Args:
+        alone: TPOT of a request by itself before each trial, seconds: how fast server and machine were just then.
+    """
     missed = next((result for result in results if result.stage.load == found.misses and not result.met), None)
     verdict = of_ladder(results, None, slo)
     known = found.limit is not None and math.isfinite(found.limit.margin)
@@ -99,9 +105,24 @@ def of_search(results: Sequence[StageResult], found: Found, slo: Slo) -> Verdict
         estimate=found.limit.rate if found.limit else None,
         margin=found.limit.margin if found.limit and known else None,
         first=missed.worst if missed else None,
-        reasons=tuple(reasons(missed)) if missed else (),
-        cautions=(*verdict.cautions, *([_DISAGREE] if wide else [])),
+        reasons=(*pace(alone), *(reasons(missed) if missed else [])),
+        cautions=(*verdict.cautions, *([_DISAGREE] if wide else []), *unsteady(alone)),
     )
+
+
+def pace(alone: Sequence[float]) -> list[str]:
+    """By which two searches can be compared: a slower machine, or server, holds less."""
+    return [f"A request by itself takes {1000 * median(alone):.3g} ms per token."] if alone else []
+
+
+def unsteady(alone: Sequence[float]) -> list[str]:
+    """A caution when the same was not equally fast all the time."""
+    if len(alone) < 2 or max(alone) < _UNSTEADY * min(alone):
+        return []
+    return [
+        f"A request by itself took {1000 * min(alone):.3g} to {1000 * max(alone):.3g} ms per token before the trials: "
+        "the machine or the server was not always equally fast, and another search may find another figure."
+    ]
 
 
 def reasons(result: StageResult) -> list[str]:

@@ -237,6 +237,7 @@ def test_a_search_finds_what_a_server_of_known_capacity_holds(tmp_path: Path) ->
         done = run(server, tmp_path, "--find", "max", "--slo", slo, *timing)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"(The highest rate|It holds [\d.]+ requests/s) within the SLO own", done.stdout), done.stdout
+    assert re.search(r"A request by itself takes [\d.]+ ms per token\.", done.stdout), done.stdout
     found = report(tmp_path)
     assert 8 < found["verdict"]["estimate"] < 60
     assert found["search"]["limit"]["rate"] == found["verdict"]["estimate"]

@@ -207,6 +207,18 @@ def test_a_search_whose_trials_disagree_says_so(margin: float) -> None:
     assert "It holds 2 requests/s" in answer(judged.as_dict(), slo.load("chat").model_dump(), "rate")
 
 
+@pytest.mark.parametrize(
+    ("alone", "told"), [((), []), ((0.02, 0.021, 0.023), []), ((0.02, 0.021, 0.03), ["20 to 30 ms"])]
+)
+def test_a_search_says_how_fast_the_machine_was(alone: tuple[float, ...], told: list[str]) -> None:
+    found = search.Found(search.Crossing(2.5, 0.02, 1.0), 2.0, 3.0)
+    judged = verdict.of_search([stage(2, 0.1, 0.04), stage(3, 0.1, 0.06)], found, slo.load("chat"), alone)
+    assert ("A request by itself takes 21 ms per token." in judged.reasons) == bool(alone)
+    unsteady = [line for line in judged.cautions if "not always equally fast" in line]
+    assert len(unsteady) == len(told)
+    assert all(text in line for text, line in zip(told, unsteady, strict=True))
+
+
 def test_a_search_that_found_no_rate_has_failed() -> None:
     found = search.Found(None, None, 1.0, [(1.0, 1.2)])
     judged = verdict.of_search([stage(1, 0.1, 0.06)], found, slo.load("chat"))
