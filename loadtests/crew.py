@@ -59,11 +59,12 @@ class Crew:
         """Whether arrivals are set, so that one user makes them all."""
         return self._open_loop is not None
 
-    def ask(self) -> None:
-        """Closed loop: the next item of this process, from now to its end."""
+    def ask(self) -> int:
+        """Closed loop: the next item of this process, from now to its end; returns its position."""
         index = self._turn * self._of + self._number
         self._turn += 1
         self._send(self._workload.item(index), clock.now())
+        return index
 
     def arrive(self) -> None:
         """Open loop: start every request of this process's share at its time; returns when the arrivals change."""

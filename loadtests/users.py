@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any
 
 import gevent
 from locust import User, constant, task
 
+from loadtests.arrivals import pause_s
 from loadtests.crew import Crew
 from loadtests.records import UNFINISHED, Record
 
@@ -27,10 +27,9 @@ class LlmUser(User):  # type: ignore[misc]  # locust has no types
         elif crew.is_open_loop:
             crew.arrive()
         else:
-            crew.ask()
-            think_s = self.environment.think_s
-            if think_s:
-                gevent.sleep(random.expovariate(1 / think_s))
+            index = crew.ask()
+            if self.environment.think_s:
+                gevent.sleep(pause_s(self.environment.think_s, self.environment.seed, index))
 
 
 def report_to(environment: Any) -> Callable[[Record], None]:

@@ -33,7 +33,7 @@ class Worker:
         self._tell_locust = report_to(environment)
         self._finished: list[Record] = []
         environment.crew = None
-        environment.think_s = 0.0
+        environment.think_s, environment.seed = 0.0, 0
         self._runner.register_message("configure", self._configure, concurrent=True)
         self._runner.register_message("arrivals", self._arrivals)
         self._runner.register_message("abandon", self._stop)
@@ -48,7 +48,7 @@ class Worker:
             environment.crew = job.make_crew(self._note, tuple(msg.data["share"]))
         except LoadTestError as error:
             problem = [error.exit_code, str(error)]
-        environment.think_s = job.think_s
+        environment.think_s, environment.seed = job.think_s, job.seed
         self._runner.send_message("configured", {"problem": problem})
         if problem is None:
             gevent.spawn(self._report)
