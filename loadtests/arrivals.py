@@ -122,11 +122,6 @@ class Recorded:
         return {"kind": "recorded", "at_s": self.at_s, "speed": self.speed}
 
 
-def pause_s(think_s: float, seed: int, index: int) -> float:
-    """How long a user thinks over the answer to the request at this position, `think_s` seconds on average."""
-    return random.Random(f"{seed}/{index}").expovariate(1 / think_s)
-
-
 _KINDS: dict[str, Any] = {"poisson": Poisson, "counted": Counted, "even": Even, "bursts": Bursts, "recorded": Recorded}
 
 

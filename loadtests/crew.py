@@ -5,6 +5,7 @@ Knows nothing of stages and reports; locust's users call it, a Swarm reads it.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,6 +31,11 @@ class OpenLoop:
     arrivals: Arrivals
     start_at: float  # seconds since 1970
     first_index: int  # the first arrival is this item of the workload
+
+
+def pause_s(think_s: float, seed: int, index: int) -> float:
+    """Closed loop: how long a user thinks over the answer to the item at this position, `think_s` s on average."""
+    return random.Random(f"{seed}/{index}").expovariate(1 / think_s)
 
 
 class Crew:

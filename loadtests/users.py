@@ -8,8 +8,7 @@ from typing import Any
 import gevent
 from locust import User, constant, task
 
-from loadtests.arrivals import pause_s
-from loadtests.crew import Crew
+from loadtests.crew import Crew, pause_s
 from loadtests.records import UNFINISHED, Record
 
 

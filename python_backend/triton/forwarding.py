@@ -44,11 +44,10 @@ class Forwarder:
     Args:
         model: the owner's name, for requests without an id.
         engine: the model that takes stops.
-        limit: requests under way at once; further ones wait.
     """
 
-    def __init__(self, model: str, engine: str, limit: int | None = None) -> None:
-        self.limit = bls_threads.for_long_answers() if limit is None else limit
+    def __init__(self, model: str, engine: str) -> None:
+        self.limit = bls_threads.for_long_answers()  # requests under way at once; further ones wait
         self._engine = engine
         self._own_ids = (f"{model}-{os.getpid()}-{number}" for number in itertools.count())
         self._places = threading.BoundedSemaphore(self.limit)

@@ -10,7 +10,7 @@ import gevent
 from clients.types import Chunk
 from loadtests import clock
 from loadtests.arrivals import Even
-from loadtests.crew import Crew, OpenLoop
+from loadtests.crew import Crew, OpenLoop, pause_s
 from loadtests.exchange import Exchange, Pieces
 from loadtests.records import UNFINISHED, Record
 from loadtests.workloads import Item, Workload
@@ -45,3 +45,10 @@ def test_what_came_of_a_request_that_is_given_up_counts_as_tokens() -> None:
     assert {record.error for record in records} == {UNFINISHED}
     assert {(record.chunk_tokens, record.output_tokens) for record in records} == {((3, 3), 6)}
     assert not any(record.ok for record in records)
+
+
+def test_pauses_are_those_of_the_seed_and_as_long_as_asked_for() -> None:
+    pauses = [pause_s(10.0, 1, index) for index in range(2000)]
+    assert pauses == [pause_s(10.0, 1, index) for index in range(2000)]
+    assert pauses[:9] != [pause_s(10.0, 2, index) for index in range(9)]
+    assert 9 < sum(pauses) / 2000 < 11

@@ -264,10 +264,3 @@ def test_arrivals_survive_the_way_to_a_worker(made: arrivals.Arrivals) -> None:
     again = arrivals.of(json.loads(json.dumps(made.as_dict())))
     assert again == made
     assert list(islice(again.times(), 2)) == list(islice(made.times(), 2))
-
-
-def test_pauses_are_those_of_the_seed_and_as_long_as_asked_for() -> None:
-    pauses = [arrivals.pause_s(10.0, 1, index) for index in range(2000)]
-    assert pauses == [arrivals.pause_s(10.0, 1, index) for index in range(2000)]
-    assert pauses[:9] != [arrivals.pause_s(10.0, 2, index) for index in range(9)]
-    assert 9 < sum(pauses) / 2000 < 11
