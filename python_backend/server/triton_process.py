@@ -17,8 +17,8 @@ from python_backend.server.addresses import Addresses
 from python_backend.server.drain import has_engine, wait_until_idle
 from python_backend.server.stubs import Stub, stubs_of
 from python_backend.server.traces import trace_options
-from python_backend.server.watcher import end_group, living
-from python_backend.server.workspace import Workspace
+from python_backend.server.watcher import end_group, living, remove_empty
+from python_backend.server.workspace import Workspace, own_triton_folder, triton_folders
 
 _PR_SET_PDEATHSIG = 1
 _MAX_BATCH_SIZE = re.compile(r"^max_batch_size *: *(\d+)", re.MULTILINE)
@@ -39,6 +39,7 @@ class TritonProcess:
         self._tell(f"folder {workspace.folder}")
         self._tell(f"shm {workspace.shm_prefix}")
         command = _command(workspace, repository, addresses, exit_timeout_s)
+        self._triton_folders = triton_folders()
         with log_file.open("ab") as log:
             self._server = subprocess.Popen(
                 command,
@@ -51,6 +52,7 @@ class TritonProcess:
             )
         self._tell(f"group {self._server.pid}")
         self._stubs: tuple[Stub, ...] = ()
+        self._own_folder: Path | None = None
 
     def exit_code(self) -> int | None:
         """None while it runs."""
@@ -58,6 +60,9 @@ class TritonProcess:
 
     def watch_models(self) -> None:
         """From now on `ended_models` says which have ended; all must be loaded."""
+        self._own_folder = own_triton_folder(self._triton_folders)
+        if self._own_folder is not None:
+            self._tell(f"triton_folder {self._own_folder}")
         self._stubs = stubs_of(self._server.pid)
 
     def living_models(self) -> set[str]:
@@ -103,6 +108,8 @@ class TritonProcess:
         self._server.wait()
         end_group(self._server.pid)  # the stubs are not our children: they must be gone before their files are removed
         self._workspace.remove()
+        if (folder := self._own_folder or own_triton_folder(self._triton_folders)) is not None:
+            remove_empty(str(folder))
         self._tell("done")
         assert self._watcher.stdin is not None
         self._watcher.stdin.close()

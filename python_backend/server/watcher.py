@@ -1,7 +1,8 @@
 """Ends a server whose launcher was killed. A process of its own, standard library only, run by file name.
 
-Reads `group NUMBER`, `shm PREFIX`, `folder PATH` lines from stdin. A last line `done` means that the launcher has
-cleaned up; an end of file without it means that the launcher is dead: then the group is killed and the files removed.
+Reads `group NUMBER`, `shm PREFIX`, `folder PATH`, `triton_folder PATH` lines from stdin. A last line `done` means that
+the launcher has cleaned up; an end of file without it means that the launcher is dead: then the group is killed and the
+files removed.
 """
 
 from __future__ import annotations
@@ -31,6 +32,16 @@ def main() -> None:
             os.unlink(path)
     if "folder" in owned:
         shutil.rmtree(owned["folder"], ignore_errors=True)
+    if "triton_folder" in owned:
+        remove_empty(owned["triton_folder"])
+
+
+def remove_empty(folder: str) -> None:
+    """Removes a folder unless something is in it."""
+    try:
+        os.rmdir(folder)
+    except OSError:
+        return
 
 
 def end_group(group: int) -> None:

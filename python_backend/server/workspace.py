@@ -64,6 +64,23 @@ class Workspace:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def triton_folders() -> frozenset[Path]:
+    """The folders that Triton's Python backend makes, one at each start, and leaves.
+
+    For packed environments, which our models do not use: those of ours stay empty. The place is fixed in Triton.
+    """
+    return frozenset(Path("/tmp").glob("python_env_*"))
+
+
+def own_triton_folder(before: frozenset[Path]) -> Path | None:
+    """The empty one that a start has made; None when another server may have started meanwhile: it may be theirs."""
+    try:
+        found = [path for path in triton_folders() - before if path.stat().st_uid == os.getuid()]
+        return found[0] if len(found) == 1 and not any(found[0].iterdir()) else None
+    except FileNotFoundError:  # another launcher has removed its own just now
+        return None
+
+
 def sweep() -> None:
     """Removes what servers left whose launcher does not live any more (after a power cut, or kill -9 on everything)."""
     for place in (_SHM, Path(tempfile.gettempdir())):

@@ -18,6 +18,7 @@ import pytest
 from tests.server.faulty import health, tritonserver_pid
 from tests.server.launched import LaunchedServer, ServerAddresses, assert_nothing_left
 from tests.server.tiny_repository import write_tiny_repository
+from tests.server.wire import wait_until
 
 
 def generate(address: str, text: str, timeout_s: float = 60) -> str:
@@ -78,6 +79,16 @@ def test_a_stop_signal_ends_with_code_0_and_nothing_left(tiny_repository: Path, 
     launched.signal(number)
     assert launched.wait() == 0, launched.output
     assert_nothing_left(launched, addresses, within_s=1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
+def test_the_folder_that_triton_itself_leaves_is_removed(tiny_repository: Path, number: signal.Signals) -> None:
+    before = set(Path("/tmp").glob("python_env_*"))
+    launched, addresses = start(tiny_repository)
+    assert set(Path("/tmp").glob("python_env_*")) - before, "Triton makes none any more: the removal is not needed"
+    launched.signal(number)
+    assert_nothing_left(launched, addresses, within_s=10)
+    wait_until(lambda: set(Path("/tmp").glob("python_env_*")) <= before)
 
 
 def test_a_killed_launcher_leaves_nothing(tiny_repository: Path) -> None:
